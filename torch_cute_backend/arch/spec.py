@@ -1,0 +1,110 @@
+"""``ArchSpec``: the hardware facts that schedules, passes and emitters ask for.
+
+Numbers come from the CUDA C++ Programming Guide (technical specifications per compute
+capability) and the PTX ISA; each arch's file says which.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch_cute_backend.status import Status
+
+if TYPE_CHECKING:
+    from torch_cute_backend.problem import GemmProblem
+    from torch_cute_backend.schedule import GemmSchedule
+
+BARRIER_BYTES = 8
+"""Size of one mbarrier."""
+SMEM_ALIGN_BYTES = 1024
+"""Alignment of a swizzled TMA buffer (128-byte swizzle repeats every 1024 bytes)."""
+
+
+@dataclass(frozen=True)
+class ArchSpec(ABC):
+    """Facts of one compute capability.
+
+    Attributes:
+        name: the target, for example ``"sm_90a"``.
+        capability: compute capability (major, minor) of GPUs that load its cubins.
+        required_roles: roles that must own a role-local persistent body before the
+            shared loop may be omitted.
+        smem_bytes: shared memory one CTA may use.
+        default_sms: SM count assumed where no GPU can be asked.
+        l2_bytes: L2 cache size of the assumed GPU.
+    """
+
+    name: str
+    capability: tuple[int, int]
+    required_roles: tuple[str, ...]
+    smem_bytes: int
+    default_sms: int
+    l2_bytes: int
+
+    @abstractmethod
+    def check_schedule(self, problem: GemmProblem, schedule: GemmSchedule) -> Status:
+        """Does ``schedule`` fit this arch? Reasons name limit and value."""
+
+    @abstractmethod
+    def threads(self, schedule: GemmSchedule) -> int:
+        """Threads of one CTA."""
+
+    def smem_used(self, problem: GemmProblem, schedule: GemmSchedule) -> int:
+        """Bytes of shared memory: barriers, staged A and B, staged output subtiles."""
+        stage = (
+            schedule.tile_m * problem.a_dtype.bytes
+            + schedule.tile_n * problem.b_dtype.bytes
+        ) * schedule.tile_k
+        staged_out = 0
+        if schedule.store == "tma":
+            subtile = schedule.tile_m * schedule.epi_n * problem.out_dtype.bytes
+            staged_out = subtile * schedule.epi_stages
+        return SMEM_ALIGN_BYTES + schedule.ab_stages * stage + staged_out
+
+
+def check_common(
+    arch: ArchSpec, problem: GemmProblem, schedule: GemmSchedule
+) -> Status:
+    """What holds on every arch: ranges, shared memory, clusters, names."""
+    s = schedule
+    used = arch.smem_used(problem, s)
+    row_bytes = s.tile_k * problem.a_dtype.bytes
+    return Status.check(
+        (
+            s.ab_stages >= 2,
+            f"ab_stages={s.ab_stages}: a pipeline needs at least 2 stages",
+        ),
+        (
+            used <= arch.smem_bytes,
+            f"{used} bytes of shared memory exceed {arch.name}'s {arch.smem_bytes}",
+        ),
+        (
+            row_bytes % 128 == 0 and row_bytes > 0,
+            f"tile_k={s.tile_k} is {row_bytes} bytes; it must be a multiple of 128",
+        ),
+        (
+            s.cluster_size in (1, 2, 4, 8),
+            f"cluster {s.cluster_m}x{s.cluster_n} is not of 1, 2, 4 or 8 CTAs",
+        ),
+        (
+            s.scheduler in ("static_persistent", "single_tile"),
+            f"scheduler {s.scheduler!r} is unknown",
+        ),
+        (s.raster in ("along_m", "along_n"), f"raster {s.raster!r} is unknown"),
+        (s.store in ("tma", "direct"), f"store {s.store!r} is unknown"),
+        (
+            s.shared_loop in ("auto", "keep", "inline"),
+            f"shared_loop {s.shared_loop!r} is unknown",
+        ),
+        (
+            s.store == "direct" or problem.out_aligned,
+            "TMA store needs 16-byte aligned output rows",
+        ),
+        (s.epi_stages >= 1, f"epi_stages={s.epi_stages} is not positive"),
+        (
+            s.epi_n > 0 and s.tile_n % s.epi_n == 0,
+            f"epi_n={s.epi_n} does not divide tile_n={s.tile_n}",
+        ),
+    )

@@ -1,0 +1,118 @@
+"""Settings of the package: one frozen value, read from the environment on first use.
+
+In: ``TORCH_CUTE_BACKEND_*`` environment variables. Out: :func:`get`. Settings are
+process-global on purpose: torch's own config is thread-local from 2.12 on, and kernels
+are also compiled in autograd's threads.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch_cute_backend.errors import UserError
+
+PREFIX = "TORCH_CUTE_BACKEND_"
+
+
+@dataclass(frozen=True)
+class Config:
+    """All settings; the variable of ``x`` is ``TORCH_CUTE_BACKEND_X``.
+
+    Attributes:
+        cache_dir: folder of compiled kernels (``CACHE_DIR``).
+        compile_timeout_s: time limit of one kernel's compilation in a child process.
+        compile_workers: child processes that compile kernels side by side.
+        decide_early: take the kernel of a shape in the pretuned table at once, without
+            benchmarking it against the other choices.
+        self_test: run the golden self-test of a family that has no validation record
+            for the GPU at hand before its first use.
+        self_test_timeout_s: time limit of that self-test.
+        count_launches: wrap loaded kernels in a counter (tests and the demo).
+        enabled: offer kernels to Inductor at all.
+    """
+
+    cache_dir: Path
+    compile_timeout_s: float = 120.0
+    compile_workers: int = 2
+    decide_early: bool = False
+    self_test: bool = True
+    self_test_timeout_s: float = 20.0
+    count_launches: bool = False
+    enabled: bool = True
+
+
+def default_cache_dir(environ: Mapping[str, str]) -> Path:
+    """``$XDG_CACHE_HOME/torch_cute_backend``, by default under ``~/.cache``."""
+    base = environ.get("XDG_CACHE_HOME")
+    if base:
+        return Path(base) / "torch_cute_backend"
+    home = Path(os.path.expanduser("~"))
+    if not home.is_absolute():
+        return Path(tempfile.gettempdir()) / f"torch_cute_backend_{os.getuid()}"
+    return home / ".cache" / "torch_cute_backend"
+
+
+_BOOLEANS = {"1": True, "true": True, "on": True, "0": False, "false": False}
+_BOOLEANS["off"] = False
+
+
+def _parse(name: str, text: str, like: object) -> Any:
+    """``text`` as a value of ``like``'s type; ``UserError`` naming the variable."""
+    try:
+        if isinstance(like, bool):
+            return _BOOLEANS[text.strip().lower()]
+        if isinstance(like, (int, float)):
+            value = type(like)(text)
+            if value <= 0:
+                raise ValueError(text)
+            return value
+    except (KeyError, ValueError) as error:
+        kind = (
+            "0 or 1" if isinstance(like, bool) else f"a positive {type(like).__name__}"
+        )
+        raise UserError(f"{name}={text!r} is not {kind}") from error
+    return Path(text).expanduser()
+
+
+def from_environ(environ: Mapping[str, str]) -> Config:
+    """Build a :class:`Config`; a malformed variable is a ``UserError``."""
+    defaults = Config(default_cache_dir(environ))
+    changes = {}
+    for field, like in vars(defaults).items():
+        name = PREFIX + field.upper()
+        if environ.get(name):
+            changes[field] = _parse(name, environ[name], like)
+    return replace(defaults, **changes)
+
+
+_current: list[Config] = []
+
+
+def get() -> Config:
+    """The settings in force."""
+    if not _current:
+        _current.append(from_environ(os.environ))
+    return _current[-1]
+
+
+@contextmanager
+def patch(**changes: Any) -> Iterator[Config]:
+    """Change settings for a ``with`` block, in every thread of the process."""
+    previous = get()
+    _current[:] = [replace(previous, **changes)]
+    try:
+        yield _current[-1]
+    finally:
+        _current[:] = [previous]
+
+
+def update(**changes: Any) -> Config:
+    """Change settings until further notice; returns the new ones."""
+    _current[:] = [replace(get(), **changes)]
+    return _current[-1]

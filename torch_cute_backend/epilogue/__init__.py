@@ -1,0 +1,1 @@
+"""What happens to the fp32 accumulator before it is stored."""

@@ -1,0 +1,172 @@
+"""``EpilogueGraph``: a small SSA graph from the fp32 accumulator to the outputs.
+
+Node values are fp32 scalars, one per output element; ops are classes of
+:mod:`torch_cute_backend.epilogue.ops`. Inputs are read at (m, n) by their kind:
+
+========  ==========================  ==========================
+kind      torch tensor                read at (m, n)
+========  ==========================  ==========================
+SCALAR    1 element                   ``t[0]``
+ROW       M elements, any stride      ``t[m]``  (a value per row)
+COL       N elements, any stride      ``t[n]``  (a value per column)
+FULL      (M, N), stride 1 on N       ``t[m, n]``
+========  ==========================  ==========================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from torch_cute_backend.dtypes import BFLOAT16, FLOAT32, DType
+from torch_cute_backend.epilogue.ops import OPS, EpilogueOp, op_class
+from torch_cute_backend.errors import IRError
+from torch_cute_backend.status import Status
+
+
+class InputKind(str, Enum):
+    """How an epilogue input is broadcast over the output."""
+
+    SCALAR = "scalar"
+    ROW = "row"
+    COL = "col"
+    FULL = "full"
+
+
+@dataclass(frozen=True)
+class EpilogueInput:
+    """A tensor read by the epilogue; ``name`` is an identifier, unique in its graph."""
+
+    name: str
+    kind: InputKind
+    dtype: DType = FLOAT32
+
+
+@dataclass(frozen=True)
+class EpilogueNode:
+    """``op(*args)``; ``args`` are indices of earlier nodes.
+
+    Leaves: ``acc`` (the accumulator), ``input`` with ``attr`` an input's index, and
+    ``const`` with ``attr`` a Python float. ``round`` has a dtype name as ``attr``.
+    """
+
+    op: str
+    args: tuple[int, ...] = ()
+    attr: int | float | str | None = None
+
+
+@dataclass(frozen=True)
+class EpilogueOutput:
+    """Store node ``node``, cast once to ``dtype``, to an (M, N) row-major tensor."""
+
+    node: int
+    dtype: DType
+    name: str = "d"
+
+
+@dataclass(frozen=True)
+class EpilogueGraph:
+    """Inputs, nodes in evaluation order, outputs (the first is the GEMM's own D)."""
+
+    inputs: tuple[EpilogueInput, ...]
+    nodes: tuple[EpilogueNode, ...]
+    outputs: tuple[EpilogueOutput, ...]
+
+    @classmethod
+    def identity(cls, out_dtype: DType = BFLOAT16) -> EpilogueGraph:
+        """``D = cast(acc)``."""
+        return cls((), (EpilogueNode("acc"),), (EpilogueOutput(0, out_dtype),))
+
+    @classmethod
+    def linear(
+        cls,
+        out_dtype: DType = BFLOAT16,
+        scale_a: InputKind | None = None,
+        scale_b: InputKind | None = None,
+        bias: DType | None = None,
+        bias_kind: InputKind = InputKind.COL,
+    ) -> EpilogueGraph:
+        """``D = cast(acc * scale_a * scale_b + bias)``, each part optional.
+
+        Inputs, in this order where present: ``scale_a``, ``scale_b`` (fp32), ``bias``.
+        """
+        b = EpilogueBuilder()
+        value = b.acc()
+        for name, kind in (("scale_a", scale_a), ("scale_b", scale_b)):
+            if kind is not None:
+                value = b.op("mul", value, b.input(name, kind, FLOAT32))
+        if bias is not None:
+            value = b.op("add", value, b.input("bias", bias_kind, bias))
+        b.output(value, out_dtype)
+        return b.graph()
+
+    def validate(self) -> Status:
+        """Every op known, every dtype storable, arguments before use."""
+        problems: list[tuple[bool, str]] = [(bool(self.outputs), "epilogue: no output")]
+        for i, node in enumerate(self.nodes):
+            known = node.op in OPS
+            problems.append((known, f"epilogue: unknown op {node.op!r}"))
+            problems.append(
+                (all(a < i for a in node.args), f"epilogue: node {i} uses later")
+            )
+            if known:
+                problems.append(
+                    (
+                        len(node.args) == op_class(node.op).arity,
+                        f"epilogue: arity of {node.op}",
+                    )
+                )
+        for out in self.outputs:
+            problems.append((out.dtype.output, f"epilogue: cannot store {out.dtype}"))
+            problems.append(
+                (0 <= out.node < len(self.nodes), "epilogue: output of no node")
+            )
+        return Status.check(*problems)
+
+
+class EpilogueBuilder:
+    """Appends nodes; each method returns the new node's index."""
+
+    def __init__(self, start: EpilogueGraph | None = None) -> None:
+        self.inputs = list(start.inputs) if start else []
+        self.nodes = list(start.nodes) if start else []
+        self.outputs = list(start.outputs) if start else []
+
+    def _node(self, node: EpilogueNode) -> int:
+        """Add ``node``; an equal earlier node is reused."""
+        if node in self.nodes:
+            return self.nodes.index(node)
+        self.nodes.append(node)
+        return len(self.nodes) - 1
+
+    def acc(self) -> int:
+        return self._node(EpilogueNode("acc"))
+
+    def const(self, value: float) -> int:
+        return self._node(EpilogueNode("const", (), float(value)))
+
+    def input(self, name: str, kind: InputKind, dtype: DType) -> int:
+        entry = EpilogueInput(name, kind, dtype)
+        if entry not in self.inputs:
+            if any(i.name == name for i in self.inputs):
+                raise IRError(f"epilogue input {name!r} declared twice, differently")
+            self.inputs.append(entry)
+        return self._node(EpilogueNode("input", (), self.inputs.index(entry)))
+
+    def round(self, value: int, dtype: DType) -> int:
+        """Round to ``dtype`` and back to fp32."""
+        return self._node(EpilogueNode("round", (value,), dtype.name))
+
+    def op(self, name: str, *args: int) -> int:
+        cls: type[EpilogueOp] = op_class(name)
+        if len(args) != cls.arity:
+            raise IRError(
+                f"epilogue op {name} takes {cls.arity} values, got {len(args)}"
+            )
+        return self._node(EpilogueNode(name, args))
+
+    def output(self, value: int, dtype: DType, name: str = "d") -> None:
+        self.outputs.append(EpilogueOutput(value, dtype, name))
+
+    def graph(self) -> EpilogueGraph:
+        return EpilogueGraph(tuple(self.inputs), tuple(self.nodes), tuple(self.outputs))

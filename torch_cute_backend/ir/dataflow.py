@@ -1,0 +1,236 @@
+"""Pipelines and data movement: what the roles do inside their loops.
+
+``ASYNC`` effects go through TMA or the tensor cores; completion is what the pipeline's
+barriers and ``Drain`` say, not program order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch_cute_backend.epilogue.graph import EpilogueGraph
+from torch_cute_backend.ir.effects import (
+    Arrive,
+    Drain,
+    Effect,
+    Read,
+    Wait,
+    Write,
+)
+from torch_cute_backend.ir.expr import Expr
+from torch_cute_backend.ir.ops import Stmt
+from torch_cute_backend.ir.values import Buffer, Pipeline, Proxy, Space, Var
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProducerAcquire(Stmt):
+    """Wait until the stage is empty; a TMA producer also announces its bytes."""
+
+    pipeline: Pipeline
+
+    def effects(self) -> tuple[Effect, ...]:
+        wait = Wait(self.pipeline, full=False)
+        if self.pipeline.tx_bytes:
+            return (wait, Arrive(self.pipeline, full=True))
+        return (wait,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProducerCommit(Stmt):
+    """Hand the stage over and move to the next one."""
+
+    pipeline: Pipeline
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (Arrive(self.pipeline, full=True),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProducerTail(Stmt):
+    """Wait until every stage was released, so that no arrival meets an exited CTA."""
+
+    pipeline: Pipeline
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (Wait(self.pipeline, full=False),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsumerWait(Stmt):
+    """Wait until the stage is full."""
+
+    pipeline: Pipeline
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (Wait(self.pipeline, full=True),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsumerRelease(Stmt):
+    """Give the stage back and move on. ``lag``: iterations it trails the wait, since
+    an asynchronous MMA still reads the newest ``lag`` stages; ``index`` is then the
+    loop's index."""
+
+    pipeline: Pipeline
+    lag: int = 0
+    index: Var | None = None
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (Arrive(self.pipeline, full=False),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TmaLoad(Stmt):
+    """Bulk copy of tile ``coords`` of ``source`` to the current stage of ``target``."""
+
+    source: Buffer
+    target: Buffer
+    pipeline: Pipeline
+    coords: tuple[Expr, ...]
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (
+            Read(self.source, Proxy.ASYNC),
+            Write(self.target, Proxy.ASYNC),
+            Arrive(self.pipeline, full=True),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccumulatorClear(Stmt):
+    """Zero a register accumulator."""
+
+    accumulator: Buffer
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (Write(self.accumulator),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mma(Stmt):
+    """``accumulator += a @ b`` for one k tile.
+
+    ``promote``: keep each k tile's sum apart and add it to fp32 registers (exact FP8
+    accumulation on wgmma). ``index`` is the k loop's index: a TMEM accumulator starts
+    from zero at index 0.
+    """
+
+    accumulator: Buffer
+    a: Buffer
+    b: Buffer
+    pipeline: Pipeline
+    index: Var
+    promote: Buffer | None = None
+
+    def effects(self) -> tuple[Effect, ...]:
+        proxy = Proxy.ASYNC if self.accumulator.space is Space.TMEM else Proxy.GENERIC
+        extra: tuple[Effect, ...] = ()
+        if self.promote is not None:
+            extra = (Read(self.promote), Write(self.promote))
+        return (
+            Read(self.a, Proxy.ASYNC),
+            Read(self.b, Proxy.ASYNC),
+            Read(self.accumulator, proxy),
+            Write(self.accumulator, proxy),
+            *extra,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MmaDrain(Stmt):
+    """Wait for all wgmma of this tile and release the ``lag`` stages still held."""
+
+    pipeline: Pipeline
+    lag: int
+
+    def effects(self) -> tuple[Effect, ...]:
+        held: tuple[Effect, ...] = (Drain(0),)
+        return (*held, Arrive(self.pipeline, full=False)) if self.lag else held
+
+
+@dataclass(frozen=True, kw_only=True)
+class TmemLoad(Stmt):
+    """Copy subtile ``subtile`` of the accumulator stage to registers and wait."""
+
+    source: Buffer
+    target: Buffer
+    pipeline: Pipeline
+    subtile: Var
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (Read(self.source, Proxy.ASYNC), Write(self.target))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpilogueApply(Stmt):
+    """Run the epilogue graph on one subtile, from ``source`` registers to one register
+    buffer an output, cast to its dtype. Inputs are read at clamped coordinates."""
+
+    graph: EpilogueGraph
+    source: Buffer
+    inputs: tuple[Buffer, ...]
+    targets: tuple[Buffer, ...]
+    tile: tuple[Expr, Expr]
+    subtile: Var
+
+    def effects(self) -> tuple[Effect, ...]:
+        reads = tuple(Read(b) for b in (self.source, *self.inputs))
+        return (*reads, *(Write(b) for b in self.targets))
+
+    def operands(self) -> str:
+        names = ", ".join(b.name for b in self.inputs)
+        outs = ", ".join(b.name for b in self.targets)
+        steps = "->".join(n.op for n in self.graph.nodes if n.op != "input")
+        return (
+            f"{self.source} -> {outs}, inputs=({names}), {steps}, "
+            f"tile=({self.tile[0]}, {self.tile[1]}), subtile={self.subtile}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmemStore(Stmt):
+    """Copy registers to the staging stage of subtile ``subtile``."""
+
+    source: Buffer
+    target: Buffer
+    subtile: Var
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (Read(self.source), Write(self.target))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TmaStore(Stmt):
+    """One warp's bulk store of the staging stage to the output, committed as a group."""
+
+    source: Buffer
+    target: Buffer
+    tile: tuple[Expr, Expr]
+    subtile: Var
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (Read(self.source, Proxy.ASYNC), Write(self.target, Proxy.ASYNC))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TmaStoreWait(Stmt):
+    """Wait until at most ``pending`` of the storing warp's bulk stores still read
+    shared memory."""
+
+    pending: int
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (Drain(self.pending),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GmemStore(Stmt):
+    """Store registers to the output, each element inside (m, n) only."""
+
+    source: Buffer
+    target: Buffer
+    tile: tuple[Expr, Expr]
+    subtile: Var
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (Read(self.source), Write(self.target))

@@ -1,0 +1,83 @@
+"""``GemmSchedule``: HOW a problem is computed. One frozen value, one JSON row.
+
+What a schedule may be is decided in one place, :meth:`GemmSchedule.validate`, from the
+facts of an :class:`~torch_cute_backend.arch.spec.ArchSpec`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from torch_cute_backend.arch.spec import ArchSpec
+from torch_cute_backend.errors import TableError
+from torch_cute_backend.problem import GemmProblem
+from torch_cute_backend.status import Status
+
+
+@dataclass(frozen=True)
+class GemmSchedule:
+    """Tile sizes, stages, warps and scheduler of one kernel.
+
+    Attributes:
+        tile_m, tile_n, tile_k: CTA tile in elements (with ``cta_group`` 2, of one CTA).
+        ab_stages: A/B pipeline depth.
+        acc_stages: accumulator buffers (TMEM on tcgen05; always 1 on wgmma).
+        epi_n: columns of one epilogue subtile; ``epi_stages`` of them are staged.
+        cluster_m, cluster_n: cluster shape in CTAs; loads are multicast across it.
+        cta_group: CTAs that share one tcgen05 MMA, 1 or 2.
+        math_warpgroups: wgmma warpgroups that split ``tile_m`` (cooperative).
+        scheduler: ``"static_persistent"`` or ``"single_tile"``.
+        raster: ``"along_m"`` or ``"along_n"``: which tile index runs fastest.
+        store: ``"tma"`` (through shared memory) or ``"direct"`` (predicated).
+        shared_loop: ``"auto"`` runs the loop-omission check, ``"keep"`` keeps the loop,
+            ``"inline"`` prints the unpartitioned kernel.
+    """
+
+    tile_m: int
+    tile_n: int
+    tile_k: int
+    ab_stages: int
+    acc_stages: int = 1
+    epi_n: int = 32
+    epi_stages: int = 2
+    cluster_m: int = 1
+    cluster_n: int = 1
+    cta_group: int = 1
+    math_warpgroups: int = 1
+    scheduler: str = "static_persistent"
+    raster: str = "along_m"
+    store: str = "tma"
+    shared_loop: str = "auto"
+
+    @property
+    def cluster_size(self) -> int:
+        return self.cluster_m * self.cluster_n
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any]) -> GemmSchedule:
+        """Inverse of :meth:`to_json`; an unknown or missing key is a ``TableError``."""
+        names = {f.name for f in fields(cls)}
+        unknown = sorted(set(row) - names)
+        if unknown:
+            raise TableError(f"unknown schedule field(s): {', '.join(unknown)}")
+        try:
+            return cls(**row)
+        except TypeError as error:
+            raise TableError(f"schedule: {error}") from error
+
+    def describe(self) -> str:
+        """Short name for logs and profilers: ``128x256x128_c2x1_s4``."""
+        text = f"{self.tile_m}x{self.tile_n}x{self.tile_k}"
+        if self.cluster_size > 1:
+            text += f"_c{self.cluster_m}x{self.cluster_n}"
+        if self.cta_group > 1:
+            text += f"_{self.cta_group}cta"
+        return f"{text}_s{self.ab_stages}"
+
+    def validate(self, problem: GemmProblem, arch: ArchSpec) -> Status:
+        """Does this schedule fit the problem and the arch? Reasons name the numbers."""
+        return problem.validate() & arch.check_schedule(problem, self)
