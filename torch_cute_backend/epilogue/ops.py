@@ -2,7 +2,8 @@
 
 To add an op, add a class with a ``name``; it registers itself. ``emit`` prints an
 expression over fp32 scalars; ``reference`` computes the same on fp32 torch tensors and
-is what the tests compare kernels with.
+is what the tests compare kernels with. Comparisons give 1.0 or 0.0, and ``where`` and
+the logical ops take any value other than 0 as true.
 """
 
 from __future__ import annotations
@@ -115,3 +116,228 @@ class Mul(EpilogueOp):
     @staticmethod
     def reference(*args: torch.Tensor) -> torch.Tensor:
         return args[0] * args[1]
+
+
+class Div(EpilogueOp):
+    name, arity = "div", 2
+
+    @staticmethod
+    def emit(*args: str) -> str:
+        return f"({args[0]} / {args[1]})"
+
+    @staticmethod
+    def reference(*args: torch.Tensor) -> torch.Tensor:
+        return args[0] / args[1]
+
+
+class Neg(EpilogueOp):
+    name = "neg"
+
+    @staticmethod
+    def emit(*args: str) -> str:
+        return f"(-{args[0]})"
+
+    @staticmethod
+    def reference(*args: torch.Tensor) -> torch.Tensor:
+        return -args[0]
+
+
+class Abs(EpilogueOp):
+    name = "abs"
+
+    @staticmethod
+    def emit(*args: str) -> str:
+        return f"cute.math.abs({args[0]})"
+
+    @staticmethod
+    def reference(*args: torch.Tensor) -> torch.Tensor:
+        return args[0].abs()
+
+
+class Maximum(EpilogueOp):
+    """NaN if either value is NaN, as ``torch.maximum``."""
+
+    name, arity = "maximum", 2
+
+    @staticmethod
+    def emit(*args: str) -> str:
+        return f"cute.arch.fmax({args[0]}, {args[1]}, nan=True)"
+
+    @staticmethod
+    def reference(*args: torch.Tensor) -> torch.Tensor:
+        return args[0].maximum(args[1])
+
+
+class Minimum(EpilogueOp):
+    """NaN if either value is NaN, as ``torch.minimum``."""
+
+    name, arity = "minimum", 2
+
+    @staticmethod
+    def emit(*args: str) -> str:
+        return f"cute.arch.fmin({args[0]}, {args[1]}, nan=True)"
+
+    @staticmethod
+    def reference(*args: torch.Tensor) -> torch.Tensor:
+        return args[0].minimum(args[1])
+
+
+class Relu(EpilogueOp):
+    """``max(x, 0)``; NaN stays NaN."""
+
+    name = "relu"
+
+    @staticmethod
+    def emit(*args: str) -> str:
+        return f"cute.arch.fmax({args[0]}, 0.0, nan=True)"
+
+    @staticmethod
+    def reference(*args: torch.Tensor) -> torch.Tensor:
+        return args[0].relu()
+
+
+class Exp(EpilogueOp):
+    """The accurate one (2 ulp): ``fastmath`` loses log2(|x|) bits in the product."""
+
+    name = "exp"
+
+    @staticmethod
+    def emit(*args: str) -> str:
+        return f"cute.math.exp({args[0]})"
+
+    @staticmethod
+    def reference(*args: torch.Tensor) -> torch.Tensor:
+        return args[0].exp()
+
+
+class Sigmoid(EpilogueOp):
+    """``1 / (1 + exp(-x))``; exp's overflow to inf gives the right 0."""
+
+    name = "sigmoid"
+
+    @staticmethod
+    def emit(*args: str) -> str:
+        return f"(1.0 / (1.0 + cute.math.exp(-{args[0]})))"
+
+    @staticmethod
+    def reference(*args: torch.Tensor) -> torch.Tensor:
+        return args[0].sigmoid()
+
+
+class Tanh(EpilogueOp):
+    """Not ``tanh.approx``: its relative error of 2^-11 shows in bf16 already."""
+
+    name = "tanh"
+
+    @staticmethod
+    def emit(*args: str) -> str:
+        return f"cute.math.tanh({args[0]})"
+
+    @staticmethod
+    def reference(*args: torch.Tensor) -> torch.Tensor:
+        return args[0].tanh()
+
+
+class Erf(EpilogueOp):
+    name = "erf"
+
+    @staticmethod
+    def emit(*args: str) -> str:
+        return f"cute.math.erf({args[0]})"
+
+    @staticmethod
+    def reference(*args: torch.Tensor) -> torch.Tensor:
+        return args[0].erf()
+
+
+class Sqrt(EpilogueOp):
+    name = "sqrt"
+
+    @staticmethod
+    def emit(*args: str) -> str:
+        return f"cute.math.sqrt({args[0]})"
+
+    @staticmethod
+    def reference(*args: torch.Tensor) -> torch.Tensor:
+        return args[0].sqrt()
+
+
+class Rsqrt(EpilogueOp):
+    name = "rsqrt"
+
+    @staticmethod
+    def emit(*args: str) -> str:
+        return f"cute.math.rsqrt({args[0]})"
+
+    @staticmethod
+    def reference(*args: torch.Tensor) -> torch.Tensor:
+        return args[0].rsqrt()
+
+
+class _Comparison:
+    """Mixin; ``symbol`` is Python's operator. False if a value is NaN."""
+
+    arity: ClassVar[int] = 2
+    symbol: ClassVar[str]
+
+    @classmethod
+    def emit(cls, *args: str) -> str:
+        return f"cutlass.Float32({args[0]} {cls.symbol} {args[1]})"
+
+    @classmethod
+    def reference(cls, *args: torch.Tensor) -> torch.Tensor:
+        compare = {
+            "<": args[0].lt,
+            "<=": args[0].le,
+            ">": args[0].gt,
+            ">=": args[0].ge,
+            "==": args[0].eq,
+        }[cls.symbol]
+        return compare(args[1]).to(args[0].dtype)
+
+
+class Lt(_Comparison, EpilogueOp):
+    name, symbol = "lt", "<"
+
+
+class Le(_Comparison, EpilogueOp):
+    name, symbol = "le", "<="
+
+
+class Gt(_Comparison, EpilogueOp):
+    name, symbol = "gt", ">"
+
+
+class Ge(_Comparison, EpilogueOp):
+    name, symbol = "ge", ">="
+
+
+class Eq(_Comparison, EpilogueOp):
+    name, symbol = "eq", "=="
+
+
+class LogicalNot(EpilogueOp):
+    name = "logical_not"
+
+    @staticmethod
+    def emit(*args: str) -> str:
+        return f"cutlass.Float32({args[0]} == 0.0)"
+
+    @staticmethod
+    def reference(*args: torch.Tensor) -> torch.Tensor:
+        return (args[0] == 0).to(args[0].dtype)
+
+
+class Where(EpilogueOp):
+    """``args[1]`` where ``args[0]`` is not 0, else ``args[2]``."""
+
+    name, arity = "where", 3
+
+    @staticmethod
+    def emit(*args: str) -> str:
+        condition = f"{args[0]} == 0.0"
+        return f"cutlass.Float32(cutlass.select_({condition}, {args[2]}, {args[1]}))"
+
+    @staticmethod
+    def reference(*args: torch.Tensor) -> torch.Tensor:
+        return args[1].where(args[0] != 0, args[2])
