@@ -162,15 +162,38 @@ class TmemLoad(Stmt):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EpilogueLoad(Stmt):
+    """Read epilogue inputs at this thread's (clamped) coordinates into registers, for
+    subtile ``subtile``, or for the whole tile if that is None."""
+
+    graph: EpilogueGraph
+    inputs: tuple[Buffer, ...]
+    targets: tuple[Buffer, ...]
+    tile: tuple[Expr, Expr]
+    subtile: Var | None = None
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (
+            *(Read(b) for b in self.inputs),
+            *(Write(b) for b in self.targets),
+        )
+
+    def operands(self) -> str:
+        pairs = zip(self.inputs, self.targets, strict=True)
+        loads = ", ".join(f"{i} -> {t}" for i, t in pairs)
+        at = "whole tile" if self.subtile is None else f"subtile={self.subtile}"
+        return f"{loads}, tile=({self.tile[0]}, {self.tile[1]}), {at}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class EpilogueApply(Stmt):
-    """Run the epilogue graph on one subtile, from ``source`` registers to one register
-    buffer an output, cast to its dtype. Inputs are read at clamped coordinates."""
+    """Run the epilogue graph on one subtile, from ``source`` registers and the loaded
+    ``inputs`` to one register buffer an output, cast to its dtype."""
 
     graph: EpilogueGraph
     source: Buffer
     inputs: tuple[Buffer, ...]
     targets: tuple[Buffer, ...]
-    tile: tuple[Expr, Expr]
     subtile: Var
 
     def effects(self) -> tuple[Effect, ...]:
@@ -182,8 +205,7 @@ class EpilogueApply(Stmt):
         outs = ", ".join(b.name for b in self.targets)
         steps = "->".join(n.op for n in self.graph.nodes if n.op != "input")
         return (
-            f"{self.source} -> {outs}, inputs=({names}), {steps}, "
-            f"tile=({self.tile[0]}, {self.tile[1]}), subtile={self.subtile}"
+            f"{self.source} -> {outs}, inputs=({names}), {steps}, subtile={self.subtile}"
         )
 
 

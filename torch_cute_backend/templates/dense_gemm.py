@@ -1,0 +1,297 @@
+"""Dense GEMM as a tile program: the whole algorithm in one sitting.
+
+``build_dense_gemm`` returns the *inline* form: one CTA-wide persistent loop over work
+tiles whose statements are tagged with the role that will run them. Which roles there
+are, and what an accumulator is, differs by arch:
+
+=========  =====================  ===========================================
+arch       roles                  accumulator
+=========  =====================  ===========================================
+sm_90a     load, math             registers of the math warpgroups (wgmma)
+sm_100a    load, mma, epilogue    tensor memory, ``acc_stages`` deep (tcgen05)
+=========  =====================  ===========================================
+"""
+
+from __future__ import annotations
+
+from torch_cute_backend.arch.spec import ArchSpec
+from torch_cute_backend.errors import CodegenError
+from torch_cute_backend.ir.dataflow import (
+    ConsumerRelease,
+    ConsumerWait,
+    Mma,
+    MmaDrain,
+    ProducerAcquire,
+    ProducerCommit,
+    ProducerTail,
+    TmaLoad,
+    TmaStoreWait,
+    TmemLoad,
+)
+from torch_cute_backend.ir.dataflow import AccumulatorClear
+from torch_cute_backend.ir.expr import BinOp, Expr, Param, Ref
+from torch_cute_backend.ir.ops import Body, Stmt
+from torch_cute_backend.ir.program import Program
+from torch_cute_backend.ir.structure import (
+    KLoop,
+    Let,
+    SchedulerAdvance,
+    SubtileLoop,
+    TileLoop,
+)
+from torch_cute_backend.ir.sync import (
+    AllocateShared,
+    CtaBarrier,
+    InitPipelines,
+    InitSync,
+    NamedBarrierSync,
+    PartitionEpilogue,
+    PartitionMma,
+    PartitionTma,
+    PipelineStates,
+    PrefetchDescriptors,
+    TmemAlloc,
+    TmemFree,
+)
+from torch_cute_backend.ir.values import Role, Scheduler, SchedulerKind, Var
+from torch_cute_backend.problem import GemmProblem
+from torch_cute_backend.schedule import GemmSchedule
+from torch_cute_backend.templates.epilogue import (
+    epilogue_statements,
+    prefetched_inputs,
+)
+from torch_cute_backend.templates.resources import (
+    DenseResources,
+    resources_sm90,
+    resources_sm100,
+)
+
+TILE = Var("tile_idx")
+TILE_M = Var("tile_m")
+TILE_N = Var("tile_n")
+K_TILE = Var("k_tile")
+SUBTILE = Var("subtile")
+
+
+def build_dense_gemm(
+    problem: GemmProblem, schedule: GemmSchedule, arch: ArchSpec
+) -> Program:
+    """The inline form of ``D = epilogue(A @ B)``; the schedule must be valid."""
+    if arch.required_roles == ("load", "math"):
+        res = resources_sm90(problem, schedule)
+    elif arch.required_roles == ("load", "mma", "epilogue"):
+        res = resources_sm100(problem, schedule)
+    else:
+        raise CodegenError(f"no dense template for the roles of {arch.name}")
+    return Program(
+        name=kernel_name(problem, schedule),
+        arch=arch.name,
+        roots=(res.outputs[0].name,),
+        roles=res.roles,
+        buffers=res.buffers,
+        pipelines=res.pipelines,
+        barriers=res.barriers,
+        prologue=_prologue(res, schedule),
+        loop=_tile_loop(problem, schedule, res),
+        post=_post(res),
+        cluster_size=schedule.cluster_size,
+    )
+
+
+def kernel_name(problem: GemmProblem, schedule: GemmSchedule) -> str:
+    """What profilers show: op, family and tile."""
+    family = problem.family.replace("-", "_")
+    return f"cute_{problem.op}_{family}_{schedule.describe()}"
+
+
+def _prologue(res: DenseResources, schedule: GemmSchedule) -> Body:
+    """Shared set-up ends in the barrier that publishes it; then each role's own."""
+    shared: list[Stmt] = [
+        PrefetchDescriptors(buffers=res.tma_tensors),
+        AllocateShared(buffers=res.shared),
+        InitPipelines(pipelines=res.pipelines),
+    ]
+    if res.tmem is not None:
+        shared.append(TmemAlloc(buffer=res.tmem, columns=res.tmem_columns))
+    shared.append(InitSync(cluster=schedule.cluster_size > 1))
+    load, mma, epilogue = res.load, res.mma, res.epilogue
+    own: list[Stmt] = [
+        PartitionTma(role=load, buffers=(res.a, res.b)),
+        PipelineStates(role=load, pipelines=(res.ab,)),
+        PartitionMma(
+            role=mma, a=res.s_a, b=res.s_b, accumulator=res.acc, promote=res.promote
+        ),
+        PipelineStates(
+            role=mma, pipelines=(res.ab,) if res.acc_pipe is None else res.pipelines
+        ),
+    ]
+    if res.acc_pipe is not None:
+        own.append(PipelineStates(role=epilogue, pipelines=(res.acc_pipe,)))
+    own.append(
+        PartitionEpilogue(
+            role=epilogue,
+            source=res.acc,
+            targets=res.registers_out,
+            staging=res.staging,
+        )
+    )
+    return (*shared, *own)
+
+
+def _tile_loop(
+    problem: GemmProblem, schedule: GemmSchedule, res: DenseResources
+) -> TileLoop:
+    kind = SchedulerKind(schedule.scheduler)
+    scheduler = Scheduler("tiles", kind)
+    tiles = BinOp("*", Param("tiles_m"), Param("tiles_n"))
+    body: list[Stmt] = [*_coordinates(schedule), *_load(res), *_mma(res)]
+    body.extend(_epilogue(problem, schedule, res))
+    # The plain form overlaps nothing between tiles: no warp starts a tile before
+    # every warp has finished the one before it.
+    body.append(CtaBarrier(why="tile hand-over"))
+    body.append(SchedulerAdvance(scheduler=scheduler, work=TILE, step=Param("gridz")))
+    return TileLoop(
+        scheduler=scheduler,
+        work=TILE,
+        first=Param("bidz"),
+        limit=tiles,
+        body=tuple(body),
+    )
+
+
+def _coordinates(schedule: GemmSchedule) -> Body:
+    """Work tile index -> this CTA's tile. ``tiles_m`` and ``tiles_n`` count clusters."""
+    along_m = schedule.raster == "along_m"
+    fast, slow = (TILE_M, TILE_N) if along_m else (TILE_N, TILE_M)
+    extent = Param("tiles_m" if along_m else "tiles_n")
+    index = {
+        fast: BinOp("%", Ref(TILE), extent),
+        slow: BinOp("//", Ref(TILE), extent),
+    }
+    m = _in_cluster(index[TILE_M], schedule.cluster_m, "cta_m")
+    n = _in_cluster(index[TILE_N], schedule.cluster_n, "cta_n")
+    return (Let(var=TILE_M, value=m), Let(var=TILE_N, value=n))
+
+
+def _in_cluster(cluster_index: Expr, extent: int, rank: str) -> Expr:
+    if extent == 1:
+        return cluster_index
+    scaled = BinOp(
+        "*", cluster_index, Param("CLUSTER_M" if rank == "cta_m" else "CLUSTER_N")
+    )
+    return BinOp("+", scaled, Param(rank))
+
+
+def _load(res: DenseResources) -> Body:
+    role: Role = res.load
+    k = Ref(K_TILE)
+    return (
+        KLoop(
+            role=role,
+            index=K_TILE,
+            count=Param("k_tiles"),
+            body=(
+                ProducerAcquire(role=role, pipeline=res.ab),
+                TmaLoad(
+                    role=role,
+                    source=res.a,
+                    target=res.s_a,
+                    pipeline=res.ab,
+                    coords=(Ref(TILE_M), k),
+                ),
+                TmaLoad(
+                    role=role,
+                    source=res.b,
+                    target=res.s_b,
+                    pipeline=res.ab,
+                    coords=(Ref(TILE_N), k),
+                ),
+                ProducerCommit(role=role, pipeline=res.ab),
+            ),
+        ),
+    )
+
+
+def _mma(res: DenseResources) -> Body:
+    """The mainloop. wgmma reads a stage until the next k tile's wgmma is issued, so its
+    release lags by one; tcgen05 releases by commit, in order."""
+    role = res.mma
+    lag = res.release_lag
+    mainloop = KLoop(
+        role=role,
+        index=K_TILE,
+        count=Param("k_tiles"),
+        body=(
+            ConsumerWait(role=role, pipeline=res.ab),
+            Mma(
+                role=role,
+                accumulator=res.acc,
+                a=res.s_a,
+                b=res.s_b,
+                pipeline=res.ab,
+                index=K_TILE,
+                promote=res.promote,
+            ),
+            ConsumerRelease(
+                role=role,
+                pipeline=res.ab,
+                lag=lag,
+                index=K_TILE if lag else None,
+            ),
+        ),
+    )
+    if res.acc_pipe is None:
+        clear = AccumulatorClear(role=role, accumulator=res.promote or res.acc)
+        return (clear, mainloop, MmaDrain(role=role, pipeline=res.ab, lag=lag))
+    return (
+        ProducerAcquire(role=role, pipeline=res.acc_pipe),
+        mainloop,
+        ProducerCommit(role=role, pipeline=res.acc_pipe),
+    )
+
+
+def _epilogue(
+    problem: GemmProblem, schedule: GemmSchedule, res: DenseResources
+) -> Body:
+    role = res.epilogue
+    tile = (Ref(TILE_M), Ref(TILE_N))
+    inside: list[Stmt] = []
+    before: list[Stmt] = list(prefetched_inputs(problem, res, tile))
+    after: list[Stmt] = []
+    if res.acc_pipe is not None:
+        before.append(ConsumerWait(role=role, pipeline=res.acc_pipe))
+        inside.append(
+            TmemLoad(
+                role=role,
+                source=res.acc,
+                target=res.registers_acc,
+                pipeline=res.acc_pipe,
+                subtile=SUBTILE,
+            )
+        )
+        after.append(ConsumerRelease(role=role, pipeline=res.acc_pipe))
+    inside.extend(epilogue_statements(problem, schedule, res, tile, SUBTILE))
+    subtiles = SubtileLoop(
+        role=role,
+        index=SUBTILE,
+        count=schedule.tile_n // schedule.epi_n,
+        body=tuple(inside),
+    )
+    return (*before, subtiles, *after)
+
+
+def _post(res: DenseResources) -> Body:
+    """Tails: each role waits for what others, or the hardware, still owe it."""
+    statements: list[Stmt] = [ProducerTail(role=res.load, pipeline=res.ab)]
+    if res.acc_pipe is not None:
+        statements.append(ProducerTail(role=res.mma, pipeline=res.acc_pipe))
+    if res.staging is not None:
+        statements.append(TmaStoreWait(role=res.epilogue, pending=0))
+    if res.tmem is not None:
+        # Only the epilogue's warps read tensor memory, and the MMA role's tail has
+        # seen every stage released, so their own barrier suffices.
+        statements.append(NamedBarrierSync(role=res.epilogue, barrier=res.epi_barrier))
+        statements.append(
+            TmemFree(role=res.epilogue, buffer=res.tmem, columns=res.tmem_columns)
+        )
+    return tuple(statements)

@@ -1,0 +1,237 @@
+"""The resources of a dense GEMM kernel: roles, buffers, pipelines, barriers per arch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch_cute_backend.arch import sm90, sm100
+from torch_cute_backend.ir.values import (
+    Buffer,
+    NamedBarrier,
+    Pipeline,
+    PipelineKind,
+    Role,
+    Space,
+)
+from torch_cute_backend.problem import Accum, GemmProblem
+from torch_cute_backend.schedule import GemmSchedule
+
+EPILOGUE_BARRIER_ID = 1
+WARPS_PER_WARPGROUP = 4
+
+
+@dataclass(frozen=True)
+class DenseResources:
+    """Everything the dense template refers to.
+
+    ``mma`` and ``epilogue`` are the same role on wgmma. ``acc`` is what the MMA writes;
+    ``registers_acc`` what the epilogue reads. ``promote`` holds the fp32 sums of exact
+    FP8 accumulation; the epilogue then reads it instead of ``acc``.
+    """
+
+    load: Role
+    mma: Role
+    epilogue: Role
+    a: Buffer
+    b: Buffer
+    s_a: Buffer
+    s_b: Buffer
+    acc: Buffer
+    registers_acc: Buffer
+    inputs: tuple[Buffer, ...]
+    outputs: tuple[Buffer, ...]
+    registers_out: tuple[Buffer, ...]
+    staging: Buffer | None
+    ab: Pipeline
+    epi_barrier: NamedBarrier
+    acc_pipe: Pipeline | None = None
+    promote: Buffer | None = None
+    tmem: Buffer | None = None
+    tmem_columns: int = 0
+    release_lag: int = 0
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        return tuple(dict.fromkeys((self.load, self.mma, self.epilogue)))
+
+    @property
+    def pipelines(self) -> tuple[Pipeline, ...]:
+        return (self.ab,) if self.acc_pipe is None else (self.ab, self.acc_pipe)
+
+    @property
+    def barriers(self) -> tuple[NamedBarrier, ...]:
+        return (self.epi_barrier,)
+
+    @property
+    def shared(self) -> tuple[Buffer, ...]:
+        staged = () if self.staging is None else (self.staging,)
+        return (self.s_a, self.s_b, *staged)
+
+    @property
+    def tma_tensors(self) -> tuple[Buffer, ...]:
+        stored = () if self.staging is None else (self.outputs[0],)
+        return (self.a, self.b, *stored)
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        optional = (self.promote, self.tmem)
+        everything = (
+            self.a,
+            self.b,
+            *self.inputs,
+            *self.outputs,
+            *self.shared,
+            self.acc,
+            self.registers_acc,
+            *self.registers_out,
+            *(b for b in optional if b is not None),
+        )
+        return tuple(dict.fromkeys(everything))
+
+
+def _gmem(
+    problem: GemmProblem,
+) -> tuple[Buffer, Buffer, tuple[Buffer, ...], tuple[Buffer, ...]]:
+    graph = problem.epilogue
+    a = Buffer("A", Space.GMEM, problem.a_dtype.name)
+    b = Buffer("B", Space.GMEM, problem.b_dtype.name)
+    inputs = tuple(Buffer(i.name, Space.GMEM, i.dtype.name) for i in graph.inputs)
+    outputs = tuple(Buffer(o.name, Space.GMEM, o.dtype.name) for o in graph.outputs)
+    return a, b, inputs, outputs
+
+
+def _shared(
+    problem: GemmProblem, s: GemmSchedule
+) -> tuple[Buffer, Buffer, Buffer | None]:
+    """Staged A, staged B, and the staging of the output where TMA stores it."""
+    a = Buffer(
+        "sA", Space.SMEM, problem.a_dtype.name, (s.tile_m, s.tile_k), s.ab_stages
+    )
+    b = Buffer(
+        "sB", Space.SMEM, problem.b_dtype.name, (s.tile_n, s.tile_k), s.ab_stages
+    )
+    if s.store == "direct":
+        return a, b, None
+    out = problem.out_dtype.name
+    return a, b, Buffer("sD", Space.SMEM, out, (s.tile_m, s.epi_n), s.epi_stages)
+
+
+def _stage_bytes(problem: GemmProblem, s: GemmSchedule) -> int:
+    rows = s.tile_m * problem.a_dtype.bytes + s.tile_n * problem.b_dtype.bytes
+    return rows * s.tile_k
+
+
+def _registers_out(problem: GemmProblem, s: GemmSchedule) -> tuple[Buffer, ...]:
+    shape = (s.tile_m, s.epi_n)
+    return tuple(
+        Buffer(f"r_{o.name}", Space.RMEM, o.dtype.name, shape)
+        for o in problem.epilogue.outputs
+    )
+
+
+def resources_sm90(problem: GemmProblem, s: GemmSchedule) -> DenseResources:
+    """One TMA warp after the math warps, so that those start at warp 0 (a warpgroup
+    starts at a multiple of four)."""
+    math_warps = WARPS_PER_WARPGROUP * s.math_warpgroups
+    math = Role("math", 0, math_warps)
+    load = Role("load", math_warps, 1)
+    a, b, inputs, outputs = _gmem(problem)
+    s_a, s_b, staging = _shared(problem, s)
+    tile = (s.tile_m, s.tile_n)
+    exact = problem.accum is Accum.EXACT and problem.a_dtype.is_fp8
+    acc = Buffer("acc_k" if exact else "acc", Space.RMEM, "float32", tile)
+    promote = Buffer("acc", Space.RMEM, "float32", tile) if exact else None
+    ab = Pipeline(
+        name="ab",
+        kind=PipelineKind.TMA_WGMMA,
+        producer=load.name,
+        consumer=math.name,
+        carries=(s_a, s_b),
+        stages=s.ab_stages,
+        tx_bytes=_stage_bytes(problem, s),
+        producer_arrivals=1,
+        # One arrival a math warp, from every CTA this one's stages are multicast to.
+        consumer_arrivals=math_warps * (s.cluster_m + s.cluster_n - 1),
+    )
+    return DenseResources(
+        load=load,
+        mma=math,
+        epilogue=math,
+        a=a,
+        b=b,
+        s_a=s_a,
+        s_b=s_b,
+        acc=acc,
+        registers_acc=promote or acc,
+        inputs=inputs,
+        outputs=outputs,
+        registers_out=_registers_out(problem, s),
+        staging=staging,
+        ab=ab,
+        epi_barrier=NamedBarrier(
+            "epi_barrier", EPILOGUE_BARRIER_ID, math.threads, (math.name,)
+        ),
+        promote=promote,
+        # Exact accumulation reads the partial sum of each k tile, so nothing is in
+        # flight when the stage is released.
+        release_lag=0 if exact else 1,
+    )
+
+
+def resources_sm100(problem: GemmProblem, s: GemmSchedule) -> DenseResources:
+    """Epilogue warps 0-3 (each reads its own quarter of TMEM lanes), then MMA, TMA."""
+    epilogue = Role("epilogue", 0, sm100.EPILOGUE_WARPS)
+    mma = Role("mma", sm100.EPILOGUE_WARPS, 1)
+    load = Role("load", sm100.EPILOGUE_WARPS + 1, 1)
+    a, b, inputs, outputs = _gmem(problem)
+    s_a, s_b, staging = _shared(problem, s)
+    acc = Buffer("tAcc", Space.TMEM, "float32", (s.tile_m, s.tile_n), s.acc_stages)
+    ab = Pipeline(
+        name="ab",
+        kind=PipelineKind.TMA_UMMA,
+        producer=load.name,
+        consumer=mma.name,
+        carries=(s_a, s_b),
+        stages=s.ab_stages,
+        tx_bytes=_stage_bytes(problem, s),
+        producer_arrivals=1,
+        # One tcgen05.commit arrival from every CTA whose MMA reads a multicast stage.
+        consumer_arrivals=s.cluster_m + s.cluster_n - 1,
+    )
+    acc_pipe = Pipeline(
+        name="acc",
+        kind=PipelineKind.UMMA_EPILOGUE,
+        producer=mma.name,
+        consumer=epilogue.name,
+        carries=(acc,),
+        stages=s.acc_stages,
+        tx_bytes=0,
+        producer_arrivals=1,
+        consumer_arrivals=epilogue.warps,
+    )
+    return DenseResources(
+        load=load,
+        mma=mma,
+        epilogue=epilogue,
+        a=a,
+        b=b,
+        s_a=s_a,
+        s_b=s_b,
+        acc=acc,
+        registers_acc=Buffer("r_acc", Space.RMEM, "float32", (s.tile_m, s.epi_n)),
+        inputs=inputs,
+        outputs=outputs,
+        registers_out=_registers_out(problem, s),
+        staging=staging,
+        ab=ab,
+        acc_pipe=acc_pipe,
+        epi_barrier=NamedBarrier(
+            "epi_barrier", EPILOGUE_BARRIER_ID, epilogue.threads, (epilogue.name,)
+        ),
+        tmem=acc,
+        tmem_columns=sm100.tmem_columns(s),
+    )
+
+
+MMA_M = sm90.MMA_M
+"""Rows of one wgmma."""
