@@ -2,7 +2,9 @@
 
 Sources: CUDA C++ Programming Guide, compute capability 10.0 (227 KiB of shared memory
 a CTA); PTX ISA, tcgen05 (512 TMEM columns of 128 lanes, allocated in powers of two from
-32; M 64 or 128 for one CTA; N a multiple of 8 for M 64 and of 16 for M 128, up to 256).
+32; M 64 or 128 for one CTA; N a multiple of 8 for M 64 and of 16 for M 128, up to 256;
+tcgen05.ld repeats 1 to 128 times, in powers of two; accumulators of M 64 lie in lanes
+0-15 or 16-31 of each 32, so two of them share a column range).
 Never run on hardware by this project: cubin and simulator stand behind it.
 """
 
@@ -23,11 +25,21 @@ EPILOGUE_WARPS = 4
 WARP_THREADS = 32
 
 
+EPI_COLUMNS = (8, 16, 32, 64, 128)
+"""Subtile widths that one tcgen05.ld reads."""
+TMA_BOX_BYTES = 16
+"""Smallest row of a TMA box."""
+SWIZZLE_ROWS = 8
+"""Rows of one swizzle atom; a multicast slice of an operand holds whole atoms."""
+
+
 def tmem_columns(schedule: GemmSchedule) -> int:
     """Columns to allocate: all accumulator stages, rounded up to a power of two."""
-    needed = schedule.tile_n * schedule.acc_stages
+    ranges = schedule.acc_stages
+    if schedule.tile_m == 64:
+        ranges = (ranges + 1) // 2
     columns = 32
-    while columns < needed:
+    while columns < schedule.tile_n * ranges:
         columns *= 2
     return columns
 
@@ -55,6 +67,25 @@ class Sm100Spec(ArchSpec):
                 f"{columns} TMEM columns exceed {TMEM_COLUMNS}",
             ),
             (s.acc_stages >= 1, f"acc_stages={s.acc_stages} is not positive"),
+            (
+                s.tile_m != 64 or s.acc_stages == 1 or s.acc_stages % 2 == 0,
+                f"acc_stages={s.acc_stages}: tile_m=64 packs stages in pairs",
+            ),
+            (
+                s.epi_n in EPI_COLUMNS,
+                f"epi_n={s.epi_n} is not one of {', '.join(map(str, EPI_COLUMNS))}",
+            ),
+            (
+                s.store == "direct"
+                or s.epi_n * problem.out_dtype.bytes >= TMA_BOX_BYTES,
+                f"epi_n={s.epi_n} is less than {TMA_BOX_BYTES} bytes a row",
+            ),
+            (
+                s.tile_m % (SWIZZLE_ROWS * max(s.cluster_n, 1)) == 0
+                and s.tile_n % (SWIZZLE_ROWS * max(s.cluster_m, 1)) == 0,
+                f"a multicast slice of tile {s.tile_m}x{s.tile_n} over cluster "
+                f"{s.cluster_m}x{s.cluster_n} is not a multiple of {SWIZZLE_ROWS} rows",
+            ),
             (s.cta_group == 1, f"cta_group={s.cta_group} is not supported yet"),
             (s.math_warpgroups == 1, "tcgen05 has one MMA warp, not warpgroups"),
         )
