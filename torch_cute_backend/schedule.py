@@ -40,7 +40,7 @@ class GemmSchedule:
     ab_stages: int
     acc_stages: int = 1
     epi_n: int = 32
-    epi_stages: int = 2
+    epi_stages: int = 1
     cluster_m: int = 1
     cluster_n: int = 1
     cta_group: int = 1

@@ -69,6 +69,8 @@ def check_common(
 ) -> Status:
     """What holds on every arch: ranges, shared memory, clusters, names."""
     s = schedule
+    if min(s.epi_n, s.epi_stages, s.tile_m, s.tile_n, s.tile_k, s.ab_stages) < 1:
+        return Status.no("a tile extent or a stage count is not positive")
     used = arch.smem_used(problem, s)
     row_bytes = s.tile_k * problem.a_dtype.bytes
     return Status.check(
@@ -102,7 +104,22 @@ def check_common(
             s.store == "direct" or problem.out_aligned,
             "TMA store needs 16-byte aligned output rows",
         ),
-        (s.epi_stages >= 1, f"epi_stages={s.epi_stages} is not positive"),
+        (
+            s.store == "direct" or s.epi_n * problem.out_dtype.bytes <= 128,
+            f"epi_n={s.epi_n} is {s.epi_n * problem.out_dtype.bytes} bytes; a staged "
+            "row has at most 128",
+        ),
+        (
+            s.store == "direct" or s.epi_n * problem.out_dtype.bytes % 16 == 0,
+            f"epi_n={s.epi_n} is not a multiple of 16 bytes, as TMA boxes are",
+        ),
+        (
+            # The waits count store groups, not stages: a tile that did not end on the
+            # last stage would overtake its own pending stores in the next tile.
+            s.store == "direct" or (s.tile_n // s.epi_n) % s.epi_stages == 0,
+            f"epi_stages={s.epi_stages} does not divide the "
+            f"{s.tile_n // s.epi_n} subtiles of a tile",
+        ),
         (
             s.epi_n > 0 and s.tile_n % s.epi_n == 0,
             f"epi_n={s.epi_n} does not divide tile_n={s.tile_n}",

@@ -1,0 +1,320 @@
+"""Statements to text: what both archs share.
+
+An :class:`Emitter` walks a program and prints each statement with the handler that its
+class registered by :func:`emits`. A handler prints only the operands it is given; a
+statement without a handler raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
+
+from torch_cute_backend.arch.spec import ArchSpec
+from torch_cute_backend.codegen import names
+from torch_cute_backend.codegen.writer import Writer
+from torch_cute_backend.errors import CodegenError
+from torch_cute_backend.ir import dataflow as flow
+from torch_cute_backend.ir import structure as st
+from torch_cute_backend.ir import sync
+from torch_cute_backend.ir.ops import Body, Stmt
+from torch_cute_backend.ir.program import Program
+from torch_cute_backend.ir.values import Role, SchedulerKind
+from torch_cute_backend.problem import GemmProblem
+from torch_cute_backend.schedule import GemmSchedule
+
+Handler = Callable[[Any, Any], None]
+H = TypeVar("H", bound=Handler)
+
+
+def emits(*classes: type[Stmt]) -> Callable[[H], H]:
+    """Marks a method as the handler of statement classes."""
+
+    def mark(method: H) -> H:
+        method.__dict__["emits"] = classes
+        return method
+
+    return mark
+
+
+class Emitter:
+    """Prints the kernel body of one program. Subclasses add an arch's handlers."""
+
+    handlers: ClassVar[dict[type[Stmt], str]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.handlers = dict(cls.handlers)
+        cls._collect()
+
+    @classmethod
+    def _collect(cls) -> None:
+        for name, method in vars(cls).items():
+            for statement in getattr(method, "emits", ()):
+                cls.handlers[statement] = name
+
+    def __init__(
+        self, problem: GemmProblem, schedule: GemmSchedule, arch: ArchSpec
+    ) -> None:
+        self.problem = problem
+        self.schedule = schedule
+        self.arch = arch
+        self.out = Writer()
+        self._inline = False
+
+    def kernel_body(self, program: Program) -> None:
+        """All statements of ``program``, in order."""
+        self._inline = program.form == "inline"
+        self.body(program.prologue)
+        for region in program.regions:
+            self.emit(region)
+        if program.loop is not None:
+            if program.regions:
+                self.out.blank()
+                self.out.comment("Shared loop: what is left once the roles own theirs.")
+            self.emit(program.loop)
+        self.body(program.post)
+
+    def body(self, statements: Body) -> None:
+        """Statements in order; in the inline form, runs of one role share an ``if``."""
+        run: list[Stmt] = []
+        for s in statements:
+            if run and s.role != run[0].role:
+                self._run(run)
+                run = []
+            run.append(s)
+        if run:
+            self._run(run)
+
+    def _run(self, run: list[Stmt]) -> None:
+        role = run[0].role
+        if role is None or not self._guarded(role, run):
+            for s in run:
+                self.emit(s)
+            return
+        with self.out.block(f"if {names.role_condition(role)}:"):
+            saved, self._inline = self._inline, False
+            for s in run:
+                self.emit(s)
+            self._inline = saved
+
+    def _guarded(self, role: Role, run: list[Stmt]) -> bool:
+        """Inside a region everything is the role's already. In the inline form, views
+        and counters must be defined for all warps: the DSL does not let a name that an
+        ``if`` defines be used after it."""
+        setup = (
+            sync.PartitionTma,
+            sync.PartitionMma,
+            sync.PartitionEpilogue,
+            sync.PipelineStates,
+        )
+        return self._inline and not all(isinstance(s, setup) for s in run)
+
+    def emit(self, statement: Stmt) -> None:
+        name = self.handlers.get(type(statement))
+        if name is None:
+            raise CodegenError(
+                f"{type(self).__name__} has no text for {type(statement).__name__}"
+            )
+        getattr(self, name)(statement)
+
+    # --- structure -----------------------------------------------------------------
+
+    @emits(st.Let)
+    def let(self, s: st.Let) -> None:
+        self.out.line(f"{s.var} = {s.value}")
+
+    @emits(st.TileLoop)
+    def tile_loop(self, s: st.TileLoop) -> None:
+        self.out.line(f"{s.work} = {s.first}")
+        single = s.scheduler.kind is SchedulerKind.SINGLE_TILE
+        with self.out.block(f"{'if' if single else 'while'} {s.work} < {s.limit}:"):
+            self.body(s.body)
+
+    @emits(st.SchedulerAdvance)
+    def scheduler_advance(self, s: st.SchedulerAdvance) -> None:
+        self.out.line(f"{s.work} += {s.step}")
+
+    @emits(st.KLoop)
+    def k_loop(self, s: st.KLoop) -> None:
+        with self.out.block(f"for {s.index} in cutlass.range({s.count}, unroll=1):"):
+            self.body(s.body)
+
+    @emits(st.SubtileLoop)
+    def subtile_loop(self, s: st.SubtileLoop) -> None:
+        with self.out.block(f"for {s.index} in range_constexpr({s.count}):"):
+            self.body(s.body)
+
+    @emits(st.If)
+    def if_(self, s: st.If) -> None:
+        with self.out.block(f"if {s.condition}:"):
+            self.body(s.body)
+
+    @emits(st.RoleRegion)
+    def role_region(self, s: st.RoleRegion) -> None:
+        if s.role is None:
+            raise CodegenError("a role region without a role")
+        self.out.blank()
+        title = s.role.name.upper()
+        dashes = "-" * (80 - len(title))
+        self.out.line(f"# --- {title} {dashes}")
+        with self.out.block(f"if {names.role_condition(s.role)}:"):
+            self.body(s.body)
+
+    @emits(st.Placeholder)
+    def placeholder(self, s: st.Placeholder) -> None:
+        self.out.comment(f"({s.of}: {s.count} statements moved to its own loop)")
+
+    # --- synchronisation -------------------------------------------------------------
+
+    @emits(sync.CtaBarrier)
+    def cta_barrier(self, s: sync.CtaBarrier) -> None:
+        comment = f"  # {s.why}" if s.why else ""
+        self.out.line(f"cute.arch.sync_threads(){comment}")
+
+    @emits(sync.NamedBarrierSync)
+    def named_barrier_sync(self, s: sync.NamedBarrierSync) -> None:
+        b = s.barrier
+        self.out.line(
+            f"cute.arch.barrier(barrier_id={b.id}, number_of_threads={b.threads})"
+        )
+
+    @emits(sync.ClusterArrive)
+    def cluster_arrive(self, s: sync.ClusterArrive) -> None:
+        self.out.line("cute.arch.cluster_arrive()")
+
+    @emits(sync.ClusterWait)
+    def cluster_wait(self, s: sync.ClusterWait) -> None:
+        self.out.line("cute.arch.cluster_wait()")
+
+    @emits(sync.Fence)
+    def fence(self, s: sync.Fence) -> None:
+        self.out.line('cute.arch.fence_proxy("async.shared", space="cta")')
+
+    @emits(sync.SetRegisters)
+    def set_registers(self, s: sync.SetRegisters) -> None:
+        verb = "increase" if s.increase else "decrease"
+        self.out.line(f"cute.arch.setmaxregister_{verb}({s.count})")
+
+    @emits(sync.PdlWait)
+    def pdl_wait(self, s: sync.PdlWait) -> None:
+        self.out.line("cute.arch.griddepcontrol_wait()")
+
+    @emits(sync.PdlLaunch)
+    def pdl_launch(self, s: sync.PdlLaunch) -> None:
+        self.out.line("cute.arch.griddepcontrol_launch_dependents()")
+
+    @emits(sync.InitSync)
+    def init_sync(self, s: sync.InitSync) -> None:
+        self.out.line(
+            "pipeline.pipeline_init_wait(cluster_shape_mn=(CLUSTER_M, CLUSTER_N))"
+        )
+
+    @emits(sync.PrefetchDescriptors)
+    def prefetch_descriptors(self, s: sync.PrefetchDescriptors) -> None:
+        with self.out.block("if warp_idx == LOAD_WARP:"):
+            for buffer in s.buffers:
+                self.out.line(f"cpasync.prefetch_descriptor({names.tma_atom(buffer)})")
+
+    # --- pipelines and TMA -------------------------------------------------------------
+
+    @emits(flow.ProducerAcquire)
+    def producer_acquire(self, s: flow.ProducerAcquire) -> None:
+        p = s.pipeline
+        self.out.line(
+            f"{names.pipeline(p)}.producer_acquire({names.producer_state(p)})"
+        )
+
+    @emits(flow.ProducerCommit)
+    def producer_commit(self, s: flow.ProducerCommit) -> None:
+        p = s.pipeline
+        self.out.line(f"{names.pipeline(p)}.producer_commit({names.producer_state(p)})")
+        self.out.line(f"{names.producer_state(p)}.advance()")
+
+    @emits(flow.ProducerTail)
+    def producer_tail(self, s: flow.ProducerTail) -> None:
+        p = s.pipeline
+        self.out.line(f"{names.pipeline(p)}.producer_tail({names.producer_state(p)})")
+
+    @emits(flow.TmaLoad)
+    def tma_load(self, s: flow.TmaLoad) -> None:
+        x, p = names.camel(s.source.name), s.pipeline
+        state = names.producer_state(p)
+        coords = ", ".join(str(c) for c in s.coords)
+        args = [
+            names.tma_atom(s.source),
+            f"t{x}g{x}[(None, {coords})]",
+            f"t{x}s{x}[(None, {state}.index)]",
+            f"tma_bar_ptr={names.pipeline(p)}.producer_get_barrier({state})",
+        ]
+        if self.multicast(x):
+            args.append(f"mcast_mask={x.lower()}_mcast_mask")
+        self.out.call("cute.copy(", tuple(args))
+
+    def multicast(self, operand: str) -> bool:
+        """A is shared along the cluster's N, B along its M."""
+        s = self.schedule
+        return (s.cluster_n if operand == "A" else s.cluster_m) > 1
+
+    @emits(flow.TmaStoreWait)
+    def tma_store_wait(self, s: flow.TmaStoreWait) -> None:
+        with self.out.block("if warp_idx == STORE_WARP:"):
+            self.out.line(f"cute.arch.cp_async_bulk_wait_group({s.pending}, read=True)")
+
+    @emits(flow.TmaStore)
+    def tma_store(self, s: flow.TmaStore) -> None:
+        x = names.camel(s.target.name)
+        m, n = s.tile
+        subtiles = self.schedule.tile_n // self.schedule.epi_n
+        column = str(n) if subtiles == 1 else f"{n} * {subtiles} + {s.subtile}"
+        stage = self.staging_stage(s.subtile.name)
+        with self.out.block("if warp_idx == STORE_WARP:"):
+            self.out.call(
+                "cute.copy(",
+                (
+                    names.tma_atom(s.target),
+                    f"t{x}s{x}[(None, {stage})]",
+                    f"t{x}g{x}[(None, {m}, {column})]",
+                ),
+            )
+            self.out.line("cute.arch.cp_async_bulk_commit_group()")
+
+    def staging_stage(self, subtile: str) -> str:
+        """Staging buffers are taken in turn; their number divides a tile's subtiles."""
+        stages = self.schedule.epi_stages
+        return "0" if stages == 1 else f"{subtile} % {stages}"
+
+    @emits(sync.PartitionTma)
+    def partition_tma(self, s: sync.PartitionTma) -> None:
+        for buffer in s.buffers:
+            self._partition_operand(names.camel(buffer.name), names.gmem(buffer))
+
+    def _partition_operand(self, x: str, tensor: str) -> None:
+        rows = "TILE_M" if x == "A" else "TILE_N"
+        mode = "mk" if x == "A" else "nk"
+        across = "CLUSTER_N" if x == "A" else "CLUSTER_M"
+        rank = "cta_n" if x == "A" else "cta_m"
+        out = self.out
+        out.comment(f"({rows}, TILE_K, tiles, k tiles)")
+        tiler = f"({rows}, TILE_K)"
+        out.call(f"g{x}_{mode} = cute.local_tile(", (tensor, tiler, "(None, None)"))
+        out.comment("(box, stages), (box, tiles, k tiles)")
+        out.call(
+            f"t{x}s{x}, t{x}g{x} = cpasync.tma_partition(",
+            (
+                f"tma_atom_{x.lower()}",
+                rank if self.multicast(x) else "0",
+                f"cute.make_layout({across})",
+                f"cute.group_modes(s{x}, 0, 2)",
+                f"cute.group_modes(g{x}_{mode}, 0, 2)",
+            ),
+        )
+        if self.multicast(x):
+            axis = 1 if x == "A" else 0
+            out.line(
+                f"{x.lower()}_mcast_mask = "
+                f"cute.make_layout_image_mask(cluster_layout, cta_coord, mode={axis})"
+            )
+
+
+Emitter._collect()

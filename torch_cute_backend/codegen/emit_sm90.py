@@ -1,0 +1,360 @@
+"""Hopper's statements: wgmma, register accumulators, their epilogue.
+
+A wgmma accumulator holds, per thread, ``((2, 2, N/8), M tiles, 1)`` values: two
+neighbouring columns ``c``, two rows ``r`` eight apart, and column groups ``j`` of eight
+(PTX ISA, wgmma register fragments).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from torch_cute_backend.codegen import names
+from torch_cute_backend.codegen.emit import Emitter, emits
+from torch_cute_backend.codegen.emit_epilogue import emit_graph
+from torch_cute_backend.dtypes import dtype
+from torch_cute_backend.epilogue.graph import EpilogueGraph, InputKind
+from torch_cute_backend.ir import dataflow as flow
+from torch_cute_backend.ir import sync
+from torch_cute_backend.ir.expr import Expr
+from torch_cute_backend.ir.values import Buffer, Pipeline, Var
+
+WARPGROUP_THREADS = 128
+
+
+class Sm90Emitter(Emitter):
+    """See :class:`Emitter`."""
+
+    # --- set-up ----------------------------------------------------------------------
+
+    @emits(sync.AllocateShared)
+    def allocate_shared(self, s: sync.AllocateShared) -> None:
+        out = self.out
+        out.blank()
+        out.line("storage = SmemAllocator().allocate(shared_storage)")
+        for buffer in s.buffers:
+            layout = names.smem_layout(buffer)
+            out.call(
+                f"{buffer.name} = storage.{buffer.name}.get_tensor(",
+                (f"{layout}.outer", f"swizzle={layout}.inner"),
+            )
+
+    @emits(sync.InitPipelines)
+    def init_pipelines(self, s: sync.InitPipelines) -> None:
+        for p in s.pipelines:
+            self._init_pipeline(p)
+        self.out.call(
+            "pipeline.pipeline_init_arrive(",
+            ("cluster_shape_mn=(CLUSTER_M, CLUSTER_N)", "is_relaxed=True"),
+        )
+
+    def _init_pipeline(self, p: Pipeline) -> None:
+        group = "pipeline.CooperativeGroup(pipeline.Agent.Thread"
+        self.out.call(
+            f"{names.pipeline(p)} = pipeline.PipelineTmaAsync.create(",
+            (
+                f"barrier_storage=storage.{p.name}_barriers.data_ptr()",
+                f"num_stages={p.stages}",
+                f"producer_group={group})",
+                f"consumer_group={group}, {p.consumer_arrivals})",
+                f"tx_count={p.tx_bytes}",
+                "cta_layout_vmnk=cute.make_layout((1, CLUSTER_M, CLUSTER_N, 1))",
+                "defer_sync=True",
+            ),
+        )
+
+    @emits(sync.PipelineStates)
+    def pipeline_states(self, s: sync.PipelineStates) -> None:
+        for p in s.pipelines:
+            if s.role is not None and s.role.name == p.producer:
+                self._state(names.producer_state(p), "Producer", p)
+            else:
+                self._state(names.consumer_state(p), "Consumer", p)
+                self._state(names.release_state(p), "Consumer", p)
+
+    def _state(self, name: str, side: str, p: Pipeline) -> None:
+        self.out.call(
+            f"{name} = pipeline.make_pipeline_state(",
+            (f"pipeline.PipelineUserType.{side}", f"{p.stages}"),
+        )
+
+    @emits(sync.PartitionMma)
+    def partition_mma(self, s: sync.PartitionMma) -> None:
+        out = self.out
+        groups = self.schedule.math_warpgroups
+        out.comment("A wgmma reads shared memory for its whole warpgroup.")
+        out.line(
+            f"warpgroup_idx = cute.arch.make_warp_uniform(tidx // {WARPGROUP_THREADS})"
+        )
+        out.line(
+            "thr_mma = tiled_mma.get_slice("
+            f"cute.make_layout({groups}, stride={WARPGROUP_THREADS})(warpgroup_idx))"
+        )
+        out.comment("(MMA, MMA_M, MMA_K, stages), (MMA, MMA_N, MMA_K, stages)")
+        out.line(f"tCrA = tiled_mma.make_fragment_A(thr_mma.partition_A({s.a}))")
+        out.line(f"tCrB = tiled_mma.make_fragment_B(thr_mma.partition_B({s.b}))")
+        out.comment("((2 columns, 2 rows, TILE_N / 8), MMA_M, 1)")
+        for buffer in (s.accumulator, s.promote):
+            if buffer is not None:
+                self._accumulator(buffer)
+
+    def _accumulator(self, buffer: Buffer) -> None:
+        self.out.call(
+            f"{names.registers(buffer)} = cute.make_rmem_tensor(",
+            ("tiled_mma.partition_shape_C((TILE_M, TILE_N))", "Float32"),
+        )
+
+    @emits(sync.PartitionEpilogue)
+    def partition_epilogue(self, s: sync.PartitionEpilogue) -> None:
+        out = self.out
+        out.comment("This thread's coordinates and registers in a subtile.")
+        out.call(
+            "tCcD = epi_mma.get_slice(tidx).partition_C(",
+            ("cute.make_identity_tensor((TILE_M, EPI_N))",),
+        )
+        for target in s.targets:
+            out.call(
+                f"{names.registers(target)} = cute.make_rmem_tensor(",
+                (
+                    "epi_mma.partition_shape_C((TILE_M, EPI_N))",
+                    f"cutlass.{dtype(target.dtype).cutlass}",
+                ),
+            )
+        if s.staging is not None:
+            self._partition_staging(s.targets[0], s.staging)
+
+    def _partition_staging(self, target: Buffer, staging: Buffer) -> None:
+        out, x = self.out, names.camel(target.name)
+        out.line(f"copy_r2s = cute.make_tiled_copy_C({self._store_atom()}, epi_mma)")
+        out.line("thr_r2s = copy_r2s.get_slice(tidx)")
+        out.line(f"tRSs{x} = thr_r2s.partition_D({staging})")
+        out.line(f"tRSr{x} = thr_r2s.retile({names.registers(target)})")
+        out.comment("(box, stages), (box, tiles m, subtiles n)")
+        tensor = f"m{x}"
+        out.call(
+            f"g{x}_mn = cute.local_tile(", (tensor, "(TILE_M, EPI_N)", "(None, None)")
+        )
+        out.call(
+            f"t{x}s{x}, t{x}g{x} = cpasync.tma_partition(",
+            (
+                f"tma_atom_{x.lower()}",
+                "0",
+                "cute.make_layout(1)",
+                f"cute.group_modes({staging}, 0, 2)",
+                f"cute.group_modes(g{x}_mn, 0, 2)",
+            ),
+        )
+
+    def _store_atom(self) -> str:
+        """stmatrix moves 8x8 blocks of 16-bit elements; other widths store the two
+        neighbouring columns that a thread holds."""
+        out = self.problem.out_dtype
+        kind = f"cutlass.{out.cutlass}"
+        if out.bits == 16:
+            blocks = 4 if self.schedule.epi_n % 16 == 0 else 2
+            return (
+                f"cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, {blocks}), {kind})"
+            )
+        return (
+            "cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), "
+            f"{kind}, num_bits_per_copy={2 * out.bits})"
+        )
+
+    # --- mainloop ----------------------------------------------------------------------
+
+    @emits(flow.AccumulatorClear)
+    def accumulator_clear(self, s: flow.AccumulatorClear) -> None:
+        self.out.line(f"{names.registers(s.accumulator)}.fill(0.0)")
+        if self.problem.accum.value == "fast" or not self.problem.a_dtype.is_fp8:
+            self.out.line("tiled_mma.set(warpgroup.Field.ACCUMULATE, True)")
+
+    @emits(flow.ConsumerWait)
+    def consumer_wait(self, s: flow.ConsumerWait) -> None:
+        p = s.pipeline
+        self.out.line(f"{names.pipeline(p)}.consumer_wait({names.consumer_state(p)})")
+
+    @emits(flow.Mma)
+    def mma(self, s: flow.Mma) -> None:
+        out, acc = self.out, names.registers(s.accumulator)
+        stage = f"{names.consumer_state(s.pipeline)}.index"
+        out.line("warpgroup.fence()")
+        if s.promote is not None:
+            out.line("tiled_mma.set(warpgroup.Field.ACCUMULATE, False)")
+        with out.block("for k_block in range_constexpr(cute.size(tCrA, mode=[2])):"):
+            out.line(f"k_coord = (None, None, k_block, {stage})")
+            out.line(
+                f"cute.gemm(tiled_mma, {acc}, tCrA[k_coord], tCrB[k_coord], {acc})"
+            )
+            if s.promote is not None:
+                out.line("tiled_mma.set(warpgroup.Field.ACCUMULATE, True)")
+        out.line("warpgroup.commit_group()")
+        out.line(f"{names.consumer_state(s.pipeline)}.advance()")
+        if s.promote is not None:
+            self._promote(acc, names.registers(s.promote))
+
+    def _promote(self, acc: str, total: str) -> None:
+        out = self.out
+        out.comment("Exact: leave the tensor core's short accumulator every k tile.")
+        out.line("warpgroup.wait_group(0)")
+        with out.block(f"for i in range_constexpr(cute.size({acc})):"):
+            out.line(f"{total}[i] = {total}[i] + {acc}[i]")
+
+    @emits(flow.ConsumerRelease)
+    def consumer_release(self, s: flow.ConsumerRelease) -> None:
+        out = self.out
+        if not s.lag:
+            self._release(s.pipeline)
+            return
+        out.comment(f"All but the newest {s.lag} wgmma group(s) have read their stage.")
+        out.line(f"warpgroup.wait_group({s.lag})")
+        with out.block(f"if {s.index} >= {s.lag}:"):
+            self._release(s.pipeline)
+
+    def _release(self, p: Pipeline) -> None:
+        state = names.release_state(p)
+        self.out.line(f"{names.pipeline(p)}.consumer_release({state})")
+        self.out.line(f"{state}.advance()")
+
+    @emits(flow.MmaDrain)
+    def mma_drain(self, s: flow.MmaDrain) -> None:
+        self.out.line("warpgroup.wait_group(0)")
+        for _ in range(s.lag):
+            self._release(s.pipeline)
+
+    # --- epilogue ------------------------------------------------------------------------
+
+    @emits(flow.EpilogueLoad)
+    def epilogue_load(self, s: flow.EpilogueLoad) -> None:
+        kinds = {i.name: i.kind for i in s.graph.inputs}
+        for source, target in zip(s.inputs, s.targets, strict=True):
+            kind = kinds[source.name]
+            if kind is InputKind.SCALAR:
+                self.out.line(
+                    f"{names.registers(target)} = {names.gmem(source)}[0].to(Float32)"
+                )
+            elif kind is InputKind.ROW:
+                self._load_rows(source, target, s.tile)
+            elif s.subtile is not None and kind is InputKind.COL:
+                self._load_columns(source, target, s.tile, s.subtile)
+            elif s.subtile is not None:
+                self._load_full(source, target, s.tile, s.subtile)
+
+    def _load_rows(
+        self, source: Buffer, target: Buffer, tile: tuple[Expr, Expr]
+    ) -> None:
+        out, regs = self.out, names.registers(target)
+        out.call(
+            f"{regs} = cute.make_rmem_tensor(",
+            (f"({2}, cute.size(tCcD, mode=[1]))", "Float32"),
+        )
+        row = _fragment("0", "r", "0", self.schedule.epi_n)
+        with self._elements("i", "r"):
+            out.line(f"row = {tile[0]} * TILE_M + tCcD[{row}][0]")
+            out.line(
+                f"{regs}[r, i] = {names.gmem(source)}[cutlass.min(row, m - 1)]"
+                ".to(Float32)"
+            )
+
+    def _load_columns(
+        self, source: Buffer, target: Buffer, tile: tuple[Expr, Expr], subtile: Var
+    ) -> None:
+        out, regs = self.out, names.registers(target)
+        column = _fragment("c", "0", "j", self.schedule.epi_n, "0")
+        out.line(f"{regs} = cute.make_rmem_tensor((2, EPI_N // 8), Float32)")
+        with self._elements("j", "c"):
+            out.line(f"col = {self._column(tile, subtile)} + tCcD[{column}][1]")
+            out.line(
+                f"{regs}[c, j] = {names.gmem(source)}[cutlass.min(col, n - 1)]"
+                ".to(Float32)"
+            )
+
+    def _load_full(
+        self, source: Buffer, target: Buffer, tile: tuple[Expr, Expr], subtile: Var
+    ) -> None:
+        out, regs = self.out, names.registers(target)
+        out.line(f"{regs} = cute.make_rmem_tensor(tCcD.shape, Float32)")
+        with self._elements("i", "j", "r", "c"):
+            self._coordinates(tile, subtile)
+            out.call(
+                f"{regs}[{self._element()}] = {names.gmem(source)}[",
+                ("cutlass.min(row, m - 1)", "cutlass.min(col, n - 1)"),
+                "].to(Float32)",
+            )
+
+    @emits(flow.EpilogueApply)
+    def epilogue_apply(self, s: flow.EpilogueApply) -> None:
+        group = "j" if self._one_subtile() else f"{s.subtile} * (EPI_N // 8) + j"
+        acc = f"{names.registers(s.source)}[{_fragment('c', 'r', group, self.schedule.tile_n)}]"
+        with self._elements("i", "j", "r", "c"):
+            emit_graph(
+                self.out,
+                s.graph,
+                acc,
+                lambda i: self._input(s.graph, i, s.inputs[i]),
+                lambda i, v: (
+                    f"{names.registers(s.targets[i])}[{self._element()}] = {v}"
+                ),
+            )
+
+    def _one_subtile(self) -> bool:
+        return self.schedule.tile_n == self.schedule.epi_n
+
+    def _input(self, graph: EpilogueGraph, index: int, buffer: Buffer) -> str:
+        at = {
+            InputKind.SCALAR: "",
+            InputKind.ROW: "[r, i]",
+            InputKind.COL: "[c, j]",
+            InputKind.FULL: f"[{self._element()}]",
+        }
+        return names.registers(buffer) + at[graph.inputs[index].kind]
+
+    @emits(flow.SmemStore)
+    def smem_store(self, s: flow.SmemStore) -> None:
+        x = names.camel(s.source.name)
+        stage = self.staging_stage(s.subtile.name)
+        self.out.line(
+            f"cute.copy(copy_r2s, tRSr{x}, tRSs{x}[(None, None, None, {stage})])"
+        )
+
+    @emits(flow.GmemStore)
+    def gmem_store(self, s: flow.GmemStore) -> None:
+        with self._elements("i", "j", "r", "c"):
+            self._coordinates(s.tile, s.subtile)
+            with self.out.block("if row < m and col < n:"):
+                value = f"{names.registers(s.source)}[{self._element()}]"
+                self.out.line(f"{names.gmem(s.target)}[row, col] = {value}")
+
+    def _coordinates(self, tile: tuple[Expr, Expr], subtile: Var) -> None:
+        self.out.line(f"crd = tCcD[{self._element()}]")
+        self.out.line(f"row = {tile[0]} * TILE_M + crd[0]")
+        self.out.line(f"col = {self._column(tile, subtile)} + crd[1]")
+
+    def _element(self) -> str:
+        """Coordinate of element (i, j, r, c) in a subtile's fragment."""
+        return _fragment("c", "r", "j", self.schedule.epi_n)
+
+    def _column(self, tile: tuple[Expr, Expr], subtile: Var) -> str:
+        base = f"{tile[1]} * TILE_N"
+        return base if self._one_subtile() else f"{base} + {subtile} * EPI_N"
+
+    @contextmanager
+    def _elements(self, *indices: str) -> Iterator[None]:
+        """Nested unrolled loops over this thread's elements of a subtile."""
+        extent = {
+            "i": "cute.size(tCcD, mode=[1])",
+            "j": "EPI_N // 8",
+            "r": "2",
+            "c": "2",
+        }
+        with ExitStack() as stack:
+            for index in indices:
+                header = f"for {index} in range_constexpr({extent[index]}):"
+                stack.enter_context(self.out.block(header))
+            yield
+
+
+def _fragment(c: str, r: str, j: str, columns: int, i: str = "i") -> str:
+    """Coordinate in the fragment of a tile ``columns`` wide. With a single group of
+    eight columns the DSL drops that mode."""
+    return f"(({c}, {r}, {j}), {i}, 0)" if columns > 8 else f"(({c}, {r}), {i}, 0)"

@@ -1,0 +1,292 @@
+"""Hopper's kernel signature, constants and host entry point.
+
+The entry point builds layouts, TMA descriptors and the grid from run-time sizes and
+launches. Everything static is a module constant, everything else an argument.
+"""
+
+from __future__ import annotations
+
+from torch_cute_backend.codegen import names
+from torch_cute_backend.codegen.writer import Writer
+from torch_cute_backend.dtypes import dtype
+from torch_cute_backend.ir.program import Program
+from torch_cute_backend.ir.values import Buffer, Space
+from torch_cute_backend.problem import GemmProblem, Major
+from torch_cute_backend.schedule import GemmSchedule
+
+_SWIZZLE_BYTES = (128, 64, 32)
+
+
+class Sm90Host:
+    """Everything of the module around the kernel body."""
+
+    def __init__(
+        self, program: Program, problem: GemmProblem, schedule: GemmSchedule
+    ) -> None:
+        self.program = program
+        self.problem = problem
+        self.schedule = schedule
+        self.staged = schedule.store == "tma"
+        gmem = [b for b in program.buffers if b.space is Space.GMEM]
+        self.inputs = tuple(
+            b for b in gmem if b.name in {i.name for i in problem.epilogue.inputs}
+        )
+        self.outputs = tuple(
+            b for b in gmem if b.name in {o.name for o in problem.epilogue.outputs}
+        )
+
+    def imports(self) -> tuple[str, ...]:
+        return (
+            "import cutlass",
+            "import cutlass.cute as cute",
+            "import cutlass.pipeline as pipeline",
+            "import cutlass.utils.hopper_helpers as sm90_utils",
+            "from cutlass import Float32, Int32, range_constexpr",
+            "from cutlass.cute.nvgpu import cpasync, warp, warpgroup",
+            "from cutlass.utils import SmemAllocator",
+        )
+
+    def constants(self) -> tuple[tuple[str, str], ...]:
+        s = self.schedule
+        load, math = self.program.role("load"), self.program.role("math")
+        load_warp = 0 if load is None else load.first_warp
+        math_warps = 0 if math is None else math.warps
+        return (
+            ("TILE_M, TILE_N, TILE_K", f"{s.tile_m}, {s.tile_n}, {s.tile_k}"),
+            ("AB_STAGES", f"{s.ab_stages}"),
+            ("EPI_N, EPI_STAGES", f"{s.epi_n}, {s.epi_stages}"),
+            ("CLUSTER_M, CLUSTER_N", f"{s.cluster_m}, {s.cluster_n}"),
+            ("MATH_WARPS", f"{math_warps}  # warps 0 to {math_warps - 1}"),
+            ("STORE_WARP", "0  # the math warp that issues TMA stores"),
+            ("LOAD_WARP", f"{load_warp}"),
+            ("THREADS", f"{(load_warp + 1) * 32}"),
+        )
+
+    def parameters(self) -> tuple[tuple[str, str], ...]:
+        """Names and types of the kernel's parameters."""
+        atom, tensor, mma = "cute.CopyAtom", "cute.Tensor", "cute.TiledMma"
+        layout = "cute.ComposedLayout"
+        rows: list[tuple[str, str]] = [
+            ("tma_atom_a", atom),
+            ("mA_mk", tensor),
+            ("tma_atom_b", atom),
+            ("mB_nk", tensor),
+        ]
+        for i, out in enumerate(self.outputs):
+            if self.staged and i == 0:
+                rows.append((names.tma_atom(out), atom))
+            rows.append((names.gmem(out), tensor))
+        rows.extend((names.gmem(b), tensor) for b in self.inputs)
+        rows += [("tiled_mma", mma), ("epi_mma", mma)]
+        rows += [(f"{x}_smem_layout", layout) for x in self._staged_names()]
+        rows += [(x, "Int32") for x in ("tiles_m", "tiles_n", "m", "n")]
+        rows.append(("shared_storage", "cutlass.Constexpr"))
+        return tuple(rows)
+
+    def _staged_names(self) -> tuple[str, ...]:
+        return ("a", "b", "d") if self.staged else ("a", "b")
+
+    def preamble(self, out: Writer) -> None:
+        """Indices every warp needs, before the program's prologue."""
+        out.line("tidx, _, _ = cute.arch.thread_idx()")
+        out.line("warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())")
+        out.line("_, _, bidz = cute.arch.block_idx()  # this cluster's index")
+        out.line("_, _, gridz = cute.arch.grid_dim()  # clusters launched")
+        out.line("k_tiles = cute.ceil_div(cute.size(mA_mk, mode=[1]), TILE_K)")
+        if self.schedule.cluster_size > 1:
+            out.line("cluster_layout = cute.make_layout((CLUSTER_M, CLUSTER_N, 1))")
+            out.line(
+                "cta_rank = cute.arch.make_warp_uniform("
+                "cute.arch.block_idx_in_cluster())"
+            )
+            out.line("cta_coord = cluster_layout.get_flat_coord(cta_rank)")
+            out.line("cta_m, cta_n = cta_coord[0], cta_coord[1]")
+
+    # --- host entry point ------------------------------------------------------------
+
+    def entry(self, out: Writer, kernel: str) -> None:
+        """The ``@cute.jit`` function ``gemm``."""
+        out.line("@cute.jit")
+        tensors = ["a", "b", *(b.name for b in (*self.outputs, *self.inputs))]
+        parameters = [f"{t}: cute.Tensor" for t in tensors]
+        out.call("def gemm(", (*parameters, "num_ctas: Int32", "stream"), "):")
+        with out.indent():
+            self._layouts(out)
+            self._mmas(out)
+            self._tma(out)
+            self._storage(out)
+            self._launch(out, kernel)
+
+    def _layouts(self, out: Writer) -> None:
+        p, s = self.problem, self.schedule
+        self._operand_layout(out, "a", "TILE_M", s.tile_m, p.a_major, p.a_dtype.name)
+        self._operand_layout(out, "b", "TILE_N", s.tile_n, p.b_major, p.b_dtype.name)
+        if self.staged:
+            self._staging_layout(out)
+
+    def _operand_layout(
+        self, out: Writer, x: str, rows: str, extent: int, major: Major, name: str
+    ) -> None:
+        kind = dtype(name)
+        contiguous = self.schedule.tile_k if major is Major.K else extent
+        prefix = "K" if major is Major.K else "MN"
+        order = "(0, 1, 2)" if major is Major.K else "(1, 0, 2)"
+        atom = f"{prefix}_{swizzle_name(contiguous * kind.bytes)}"
+        out.call(
+            f"{x}_smem_layout = cute.tile_to_shape(",
+            (
+                f"warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.{atom}, "
+                f"cutlass.{kind.cutlass})",
+                f"({rows}, TILE_K, AB_STAGES)",
+                f"order={order}",
+            ),
+        )
+
+    def _staging_layout(self, out: Writer) -> None:
+        """Row-major staging, swizzled where a row is 32, 64 or 128 bytes."""
+        kind = self.problem.out_dtype
+        row_bytes = self.schedule.epi_n * kind.bytes
+        if row_bytes in _SWIZZLE_BYTES:
+            out.call(
+                "d_smem_layout = cute.tile_to_shape(",
+                (
+                    "warpgroup.make_smem_layout_atom("
+                    f"warpgroup.SmemLayoutAtomKind.K_{swizzle_name(row_bytes)}, "
+                    f"cutlass.{kind.cutlass})",
+                    "(TILE_M, EPI_N, EPI_STAGES)",
+                    "order=(0, 1, 2)",
+                ),
+            )
+            return
+        out.call(
+            "d_smem_layout = cute.make_composed_layout(",
+            (
+                "cute.make_swizzle(0, 4, 3)",
+                "0",
+                "cute.make_layout((TILE_M, EPI_N, EPI_STAGES), "
+                "stride=(EPI_N, 1, TILE_M * EPI_N))",
+            ),
+        )
+
+    def _mmas(self, out: Writer) -> None:
+        p, s = self.problem, self.schedule
+
+        def mma(name: str, columns: str) -> None:
+            out.call(
+                f"{name} = sm90_utils.make_trivial_tiled_mma(",
+                (
+                    f"cutlass.{p.a_dtype.cutlass}",
+                    f"cutlass.{p.b_dtype.cutlass}",
+                    f"warpgroup.OperandMajorMode.{p.a_major.name}",
+                    f"warpgroup.OperandMajorMode.{p.b_major.name}",
+                    "Float32",
+                    f"({s.math_warpgroups}, 1, 1)",
+                    f"tiler_mn=(64, {columns})",
+                ),
+            )
+
+        mma("tiled_mma", "TILE_N")
+        out.comment("Never issued: it partitions one epilogue subtile as wgmma would.")
+        mma("epi_mma", "EPI_N")
+
+    def _tma(self, out: Writer) -> None:
+        s = self.schedule
+        self._load_atom(out, "a", "mA_mk", "TILE_M", s.cluster_n)
+        self._load_atom(out, "b", "mB_nk", "TILE_N", s.cluster_m)
+        if self.staged:
+            d = self.outputs[0]
+            out.call(
+                f"{names.tma_atom(d)}, {names.gmem(d)} = cpasync.make_tiled_tma_atom(",
+                (
+                    "cpasync.CopyBulkTensorTileS2GOp()",
+                    d.name,
+                    "cute.slice_(d_smem_layout, (None, None, 0))",
+                    "(TILE_M, EPI_N)",
+                ),
+            )
+
+    def _load_atom(
+        self, out: Writer, x: str, tensor: str, rows: str, multicast: int
+    ) -> None:
+        op = (
+            "CopyBulkTensorTileG2SMulticastOp"
+            if multicast > 1
+            else ("CopyBulkTensorTileG2SOp")
+        )
+        out.call(
+            f"tma_atom_{x}, {tensor} = cpasync.make_tiled_tma_atom(",
+            (
+                f"cpasync.{op}()",
+                x,
+                f"cute.slice_({x}_smem_layout, (None, None, 0))",
+                f"({rows}, TILE_K)",
+                f"num_multicast={multicast}",
+            ),
+        )
+
+    def _storage(self, out: Writer) -> None:
+        out.blank()
+        out.line("@cute.struct")
+        with out.block("class SharedStorage:"):
+            for p in self.program.pipelines:
+                out.line(
+                    f"{p.name}_barriers: "
+                    f"cute.struct.MemRange[cutlass.Int64, {2 * p.stages}]"
+                )
+            for b in self._shared_buffers():
+                kind = f"cutlass.{dtype(b.dtype).cutlass}"
+                size = f"cute.cosize({names.smem_layout(b)})"
+                out.call(
+                    f"{b.name}: cute.struct.Align[",
+                    (f"cute.struct.MemRange[{kind}, {size}]", "1024"),
+                    "]",
+                )
+        out.blank()
+
+    def _shared_buffers(self) -> tuple[Buffer, ...]:
+        return tuple(b for b in self.program.buffers if b.space is Space.SMEM)
+
+    def _launch(self, out: Writer, kernel: str) -> None:
+        d = self.outputs[0].name
+        out.line(f"m, n = cute.size({d}, mode=[0]), cute.size({d}, mode=[1])")
+        out.line("tiles_m = cute.ceil_div(m, TILE_M * CLUSTER_M)")
+        out.line("tiles_n = cute.ceil_div(n, TILE_N * CLUSTER_N)")
+        if self.schedule.scheduler == "single_tile":
+            out.line("clusters = tiles_m * tiles_n")
+        else:
+            out.line("room = cutlass.max(num_ctas // (CLUSTER_M * CLUSTER_N), 1)")
+            out.line("clusters = cutlass.min(tiles_m * tiles_n, room)")
+        args = []
+        for name, _ in self.parameters():
+            args.append(self._argument(name))
+        out.line(f"{kernel}(")
+        with out.indent():
+            for arg in args:
+                out.line(f"{arg},")
+        out.line(").launch(")
+        with out.indent():
+            out.lines(
+                "grid=(CLUSTER_M, CLUSTER_N, clusters),",
+                "block=(THREADS, 1, 1),",
+                "cluster=(CLUSTER_M, CLUSTER_N, 1),",
+                "min_blocks_per_mp=1,",
+                "stream=stream,",
+            )
+        out.line(")")
+
+    def _argument(self, parameter: str) -> str:
+        """What the entry point passes for a kernel parameter."""
+        if parameter == "shared_storage":
+            return "SharedStorage"
+        for i, b in enumerate((*self.outputs, *self.inputs)):
+            if parameter == names.gmem(b):
+                return parameter if self.staged and i == 0 else b.name
+        return parameter
+
+
+def swizzle_name(contiguous_bytes: int) -> str:
+    """The widest swizzle whose span divides a row of this many bytes."""
+    for span in _SWIZZLE_BYTES:
+        if contiguous_bytes % span == 0:
+            return f"SW{span}"
+    return "INTER"

@@ -1,0 +1,81 @@
+"""How resources are spelled in generated source. One place, so that every emitter and
+both archs agree with the field's conventions (``gA_mk``, ``tAsA``, ``tCrC``)."""
+
+from __future__ import annotations
+
+import re
+
+from torch_cute_backend.ir.values import Buffer, Pipeline, Role
+
+MODES = {"A": "mk", "B": "nk"}
+
+
+def camel(name: str) -> str:
+    """``scale_a`` -> ``ScaleA``; a buffer's prefix ``r_`` or ``s`` is dropped."""
+    bare = name.removeprefix("r_")
+    return "".join(part[:1].upper() + part[1:] for part in bare.split("_"))
+
+
+def gmem(buffer: Buffer) -> str:
+    """The kernel's parameter for a tensor: ``mA_mk``, ``mD_mn``, ``mScaleA``."""
+    return f"m{camel(buffer.name)}{_modes(buffer)}"
+
+
+def tiled(buffer: Buffer) -> str:
+    """The tensor cut into CTA tiles: ``gA_mk``."""
+    return f"g{camel(buffer.name)}{_modes(buffer)}"
+
+
+def _modes(buffer: Buffer) -> str:
+    return f"_{MODES[buffer.name]}" if buffer.name in MODES else ""
+
+
+def tma_atom(buffer: Buffer) -> str:
+    return f"tma_atom_{buffer.name.lower()}"
+
+
+def smem_layout(buffer: Buffer) -> str:
+    """Parameter holding the staged layout of shared buffer ``sA``: ``a_smem_layout``."""
+    return f"{buffer.name.removeprefix('s').lower()}_smem_layout"
+
+
+def registers(buffer: Buffer) -> str:
+    """This thread's registers: ``tCrAcc``, ``tCrD``, ``tCrScaleA``."""
+    return f"tCr{camel(buffer.name)}"
+
+
+def pipeline(p: Pipeline) -> str:
+    return f"{p.name}_pipeline"
+
+
+def producer_state(p: Pipeline) -> str:
+    return f"{p.name}_producer"
+
+
+def consumer_state(p: Pipeline) -> str:
+    return f"{p.name}_consumer"
+
+
+def release_state(p: Pipeline) -> str:
+    """Second consumer state, for releases that lag behind the waits."""
+    return f"{p.name}_release"
+
+
+def role_condition(role: Role) -> str:
+    """Which warps the role is."""
+    if role.warps == 1:
+        return f"warp_idx == {role_constant(role)}"
+    if role.first_warp == 0:
+        return f"warp_idx < {role_constant(role)}"
+    last = role.first_warp + role.warps
+    return f"warp_idx >= {role.first_warp} and warp_idx < {last}"
+
+
+def role_constant(role: Role) -> str:
+    """``LOAD_WARP`` (its index) or ``MATH_WARPS`` (how many, from warp 0)."""
+    return f"{role.name.upper()}_{'WARP' if role.warps == 1 else 'WARPS'}"
+
+
+def identifier(name: str) -> str:
+    """A kernel name as a Python identifier."""
+    return re.sub(r"\W", "_", name)
