@@ -1,1 +1,56 @@
-"""torch_cute_backend."""
+"""Persistent warp-specialised CuTe DSL kernels for ``torch.compile``.
+
+Importing the package offers them to Inductor beside ATen and Triton, wherever
+``max_autotune`` is on; :func:`disable` takes them out again. Importing it loads neither
+torch's Inductor nor the CuTe DSL, and touches no GPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import warnings
+
+from torch_cute_backend import config
+from torch_cute_backend.errors import UserError
+from torch_cute_backend.version import __version__
+
+__all__ = ["__version__", "disable", "enable", "is_available"]
+
+_INSTALLER = "torch_cute_backend.inductor.install"
+
+
+def enable() -> None:
+    """Offer our kernels to Inductor. Safe to repeat.
+
+    If Inductor is not imported yet, this takes effect when it is.
+    """
+    importlib.import_module(_INSTALLER).install()
+
+
+def disable() -> None:
+    """Undo :func:`enable`: Inductor generates the code of a stock torch again."""
+    importlib.import_module(_INSTALLER).uninstall()
+
+
+def is_available() -> bool:
+    """Can kernels be compiled here, and can the current GPU run them?"""
+    from torch_cute_backend.runtime import device, toolchain
+
+    return toolchain.dsl_supported(toolchain.dsl_version()) and (
+        device.default_arch() is not None
+    )
+
+
+def _enable_on_import() -> None:
+    try:
+        wanted = config.get().enabled
+    except UserError as error:
+        # A typing error in a variable must not stop the program that imports us.
+        warnings.warn(f"torch_cute_backend stays off: {error}", stacklevel=3)
+        return
+    if wanted and importlib.util.find_spec(_INSTALLER) is not None:
+        enable()
+
+
+_enable_on_import()

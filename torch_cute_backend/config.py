@@ -58,8 +58,14 @@ def default_cache_dir(environ: Mapping[str, str]) -> Path:
     return home / ".cache" / "torch_cute_backend"
 
 
-_BOOLEANS = {"1": True, "true": True, "on": True, "0": False, "false": False}
-_BOOLEANS["off"] = False
+_BOOLEANS = {
+    "1": True,
+    "true": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "off": False,
+}
 
 
 def _parse(name: str, text: str, like: object) -> Any:

@@ -1,0 +1,184 @@
+"""Loading and the compile pool, on a machine without a GPU.
+
+What can be seen without one: which path loads, that the entry checks its arguments,
+that cutlass stays out of a warm process, that a stuck compiler is killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from unittest import mock
+
+import torch
+from runtime_kernels import scale_source, spill_source
+from torch.testing._internal.common_utils import TestCase, run_tests
+
+from torch_cute_backend import config
+from torch_cute_backend.errors import CacheError, CompileError
+from torch_cute_backend.runtime import compile as rt
+from torch_cute_backend.runtime import launch, pool, serial, toolchain
+from torch_cute_backend.runtime.cache import KernelCache
+
+WARM = """
+import json, sys
+from torch_cute_backend.runtime import launch, serial
+source = serial.source_from_json(json.load(sys.stdin))
+loaded = launch.load(source)
+print(json.dumps({
+    "how": loaded.how,
+    "compiled": loaded.compiled,
+    "callable": callable(loaded.function),
+    "cutlass": "cutlass" in sys.modules,
+}))
+"""
+
+
+class RuntimeTestCase(TestCase):
+    def setUp(self):
+        super().setUp()
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = Path(folder.name) / "cache"
+        patch = config.patch(cache_dir=self.root)
+        patch.__enter__()
+        self.addCleanup(patch.__exit__, None, None, None)
+        launch.forget()
+        self.addCleanup(launch.forget)
+
+
+class TestLoad(RuntimeTestCase):
+    def test_cold_then_warm_process(self):
+        source = scale_source()
+        cold = launch.load(source)
+        self.assertTrue(cold.compiled)
+        self.assertIs(launch.load(source), cold)
+        self.assertIs(launch.load(cold.entry.key), cold)
+        warm = self.warm_process(source)
+        self.assertEqual(
+            warm,
+            {
+                "how": "shared object",
+                "compiled": False,
+                "callable": True,
+                "cutlass": False,
+            },
+        )
+
+    def warm_process(self, source):
+        environ = pool.child_environ()
+        environ["TORCH_CUTE_BACKEND_CACHE_DIR"] = str(self.root)
+        done = subprocess.run(
+            [sys.executable, "-c", WARM],
+            input=json.dumps(serial.source_to_json(source)),
+            env=environ,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return json.loads(done.stdout)
+
+    def test_object_serves_where_there_is_no_linker(self):
+        with mock.patch.object(toolchain, "linker", return_value=None):
+            entry = KernelCache().store(rt.compile_kernel(scale_source()))
+        self.assertIsNone(entry.shared)
+        loaded = launch.load(scale_source())
+        self.assertEqual((loaded.how, loaded.compiled), ("object", False))
+        with self.assertRaisesRegex(ValueError, "cuda"):
+            loaded.function(*self.cpu_arguments())
+
+    def cpu_arguments(self):
+        x = torch.zeros(4, 8, dtype=torch.bfloat16)
+        return x, torch.ones(1), torch.empty_like(x), 4
+
+    def test_entry_checks_arguments(self):
+        function = launch.load_kernel(scale_source())
+        with self.assertRaisesRegex(ValueError, "device_type=cuda"):
+            function(*self.cpu_arguments())
+        with self.assertRaisesRegex(TypeError, "num_ctas"):
+            function(torch.ones(1))
+
+    def test_launch_counter(self):
+        launch.reset_launches()
+        with config.patch(count_launches=True):
+            function = launch.load_kernel(scale_source())
+        with self.assertRaises(ValueError):
+            function(*self.cpu_arguments())
+        self.assertEqual(launch.launches(), {})
+        counted = launch.counted(lambda *args: None, "scale")
+        counted()
+        counted()
+        self.assertEqual(launch.launches(), {"scale": 2})
+
+    def test_bare_function_without_counter(self):
+        import tvm_ffi
+
+        self.assertIsInstance(launch.load_kernel(scale_source()), tvm_ffi.Function)
+
+    def test_unknown_key(self):
+        with self.assertRaisesRegex(CacheError, "no intact cache entry"):
+            launch.load_kernel("f" * 64)
+
+    def test_corrupt_entry_is_compiled_again(self):
+        entry = pool.compile_isolated(scale_source())
+        entry.object.write_bytes(b"")
+        loaded = launch.load(scale_source())
+        self.assertTrue(loaded.compiled)
+        self.assertEqual(KernelCache().verify(), {})
+
+
+class TestPool(RuntimeTestCase):
+    def test_gate_and_ungated(self):
+        with self.assertRaisesRegex(CompileError, "spilled"):
+            pool.compile_isolated(spill_source())
+        entry = pool.compile_isolated(spill_source(), gate=False)
+        self.assertFalse(entry.gate)
+        with self.assertRaisesRegex(CompileError, "spilled"):
+            pool.compile_isolated(spill_source())
+
+    def test_jobs_share_children_and_futures(self):
+        compilers = pool.CompilePool(workers=1)
+        self.addCleanup(compilers.close)
+        sources = [scale_source(note=str(i)) for i in range(3)]
+        futures = [compilers.submit(s) for s in sources]
+        self.assertIs(compilers.submit(sources[2]), futures[2])
+        entries = [f.result(timeout=120) for f in futures]
+        self.assertEqual(len({e.key for e in entries}), 3)
+        self.assertEqual(len(compilers._children), 1)
+
+    def test_timeout_kills_the_child(self):
+        compilers = pool.CompilePool(workers=1, timeout_s=0.3)
+        self.addCleanup(compilers.close)
+        start = time.monotonic()
+        future = compilers.submit(spill_source())
+        with self.assertRaisesRegex(CompileError, "spill .*timed out after 0.3 s"):
+            future.result(timeout=60)
+        self.assertLess(time.monotonic() - start, 5)
+        self.assertFalse(compilers._children[0].alive())
+
+    def test_child_that_dies(self):
+        child = pool.WorkerProcess(module="torch_cute_backend.version")
+        self.addCleanup(child.kill)
+        with self.assertRaisesRegex(CompileError, "died"):
+            child.call({}, timeout_s=30)
+
+    def test_bad_source_says_why(self):
+        source = scale_source()
+        bad = type(source)("bad", "import no_such_module", "f", "sm_90a", ())
+        with self.assertRaisesRegex(CompileError, "no_such_module"):
+            pool.compile_isolated(bad)
+
+    def test_child_sees_no_gpu_and_no_plugin(self):
+        environ = pool.child_environ()
+        self.assertEqual(environ["CUDA_VISIBLE_DEVICES"], "")
+        self.assertEqual(environ["TORCH_CUTE_BACKEND_ENABLED"], "0")
+        self.assertNotIn("", environ["PYTHONPATH"].split(os.pathsep))
+
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,1 @@
+"""Compile, cache and launch kernels. With ``sim/launch`` the only user of cutlass."""

@@ -1,0 +1,235 @@
+"""Compile kernels in killable child processes; each job is a ``Future[CacheEntry]``.
+
+A child is started on first use, kept for later jobs, and killed with its process group
+when a job outlasts its time limit. Inductor's precompilation and the launcher both come
+here, so that a compiler that hangs or crashes takes nothing with it, and importing
+cutlass (seconds) does not happen in the user's process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from torch_cute_backend import config
+from torch_cute_backend.codegen.source import KernelSource
+from torch_cute_backend.errors import CompileError
+from torch_cute_backend.runtime import serial
+from torch_cute_backend.runtime.cache import CacheEntry, KernelCache, cache_key
+
+_CHILD = "torch_cute_backend.runtime.worker"
+_LOG_TAIL_BYTES = 2000
+
+
+class WorkerProcess:
+    """One child process. Not thread-safe: one job at a time."""
+
+    def __init__(self, module: str = _CHILD) -> None:
+        # A plain file, because a pipe that nobody reads would block a chatty child.
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=child_environ(),
+            start_new_session=True,
+        )
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def call(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Send a request and wait for its reply.
+
+        Raises:
+            CompileError: no reply in time (the child is killed), or the child died.
+        """
+        stdin = self._process.stdin
+        if stdin is None:
+            raise CompileError("the compiler process has no stdin")
+        try:
+            stdin.write(json.dumps(request).encode() + b"\n")
+            stdin.flush()
+            line = self._read_line(time.monotonic() + timeout_s)
+        except BrokenPipeError as error:
+            raise CompileError(self._last_words()) from error
+        if line is None:
+            self.kill()
+            raise CompileError(f"timed out after {timeout_s:g} s; compiler killed")
+        if not line:
+            raise CompileError(self._last_words())
+        reply: dict[str, Any] = json.loads(line)
+        return reply
+
+    def _read_line(self, deadline: float) -> bytes | None:
+        """A line; None at the deadline; empty if the child closed its end."""
+        stdout = self._process.stdout
+        if stdout is None:
+            return b""
+        line = b""
+        while not line.endswith(b"\n"):
+            ready, _, _ = select.select([stdout], [], [], deadline - time.monotonic())
+            if not ready:
+                return None
+            chunk = os.read(stdout.fileno(), 1 << 16)
+            if not chunk:
+                return b""
+            line += chunk
+            if time.monotonic() > deadline:
+                return None
+        return line
+
+    def _last_words(self) -> str:
+        self.kill()
+        self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, self._log.tell() - _LOG_TAIL_BYTES))
+        words = self._log.read().decode(errors="replace").strip()
+        return f"the compiler process died ({self._process.returncode}): {words}"
+
+    def kill(self) -> None:
+        """End the child and what it started. Safe to repeat."""
+        with contextlib.suppress(ProcessLookupError):
+            if self._process.poll() is None:
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+
+
+def child_environ() -> dict[str, str]:
+    """Environment of a child: same modules, no GPU, no Inductor plugin."""
+    environ = dict(os.environ)
+    environ["PYTHONPATH"] = os.pathsep.join(p or os.getcwd() for p in sys.path)
+    environ["CUDA_VISIBLE_DEVICES"] = ""
+    environ[config.PREFIX + "ENABLED"] = "0"
+    return environ
+
+
+class CompilePool:
+    """Up to ``workers`` children; equal jobs in flight share one future."""
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        timeout_s: float | None = None,
+        cache: KernelCache | None = None,
+    ) -> None:
+        settings = config.get()
+        self._timeout_s = timeout_s or settings.compile_timeout_s
+        self._cache = cache if cache is not None else KernelCache()
+        self._threads = ThreadPoolExecutor(
+            workers or settings.compile_workers, thread_name_prefix="cute-compile"
+        )
+        self._local = threading.local()
+        self._lock = threading.Lock()
+        self._children: list[WorkerProcess] = []
+        self._running: dict[tuple[str, bool], Future[CacheEntry]] = {}
+
+    def submit(self, source: KernelSource, *, gate: bool = True) -> Future[CacheEntry]:
+        """Compile unless cached. The future raises ``CompileError`` or ``CacheError``.
+
+        Args:
+            gate: refuse a kernel that fails the build gate (spills, ignored
+                ``setmaxnreg``), also a cached one.
+        """
+        key = cache_key(source)
+        job = (key, gate)
+        with self._lock:
+            future = self._running.get(job)
+            if future is None:
+                future = self._threads.submit(self._job, source, key, gate)
+                self._running[job] = future
+                future.add_done_callback(lambda _: self._running.pop(job, None))
+        return future
+
+    def _job(self, source: KernelSource, key: str, gate: bool) -> CacheEntry:
+        entry = self._cache.load(key)
+        if entry is None:
+            entry = self._compile(source, key, gate)
+        if gate and not entry.gate:
+            raise CompileError(f"{source.name} ({source.arch}): {entry.gate}")
+        return entry
+
+    def _compile(self, source: KernelSource, key: str, gate: bool) -> CacheEntry:
+        request = {
+            "source": serial.source_to_json(source),
+            "cache_dir": str(self._cache.root),
+            "gate": gate,
+        }
+        try:
+            reply = self._child().call(request, self._timeout_s)
+        except CompileError as error:
+            raise CompileError(f"{source.name} ({source.arch}): {error}") from error
+        if "error" in reply:
+            raise CompileError(reply["error"])
+        entry = self._cache.load(key)
+        if entry is None:
+            raise CompileError(
+                f"{source.name}: compiled, but cache entry {key} is gone"
+            )
+        return entry
+
+    def _child(self) -> WorkerProcess:
+        """This thread's child, started or restarted as needed."""
+        child: WorkerProcess | None = getattr(self._local, "child", None)
+        if child is None or not child.alive():
+            child = WorkerProcess()
+            self._local.child = child
+            with self._lock:
+                self._children = [c for c in self._children if c.alive()] + [child]
+        return child
+
+    def close(self) -> None:
+        """Drop waiting jobs and kill the children."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            children, self._children = self._children, []
+        for child in children:
+            child.kill()
+
+
+_shared: dict[tuple[int, str], CompilePool] = {}
+_shared_lock = threading.Lock()
+
+
+def shared_pool() -> CompilePool:
+    """The process's pool for the configured cache folder; a fork gets its own."""
+    job = (os.getpid(), str(config.get().cache_dir))
+    with _shared_lock:
+        if job not in _shared:
+            _shared[job] = CompilePool()
+        return _shared[job]
+
+
+def compile_isolated(
+    source: KernelSource,
+    *,
+    timeout_s: float | None = None,
+    gate: bool = True,
+    cache: KernelCache | None = None,
+) -> CacheEntry:
+    """Compile in a child process of its own, into the cache.
+
+    Raises:
+        CompileError: refused, crashed, out of time (the child is killed), or the gate
+            failed.
+        CacheError: the cache folder is unusable.
+    """
+    pool = CompilePool(workers=1, timeout_s=timeout_s, cache=cache)
+    try:
+        return pool.submit(source, gate=gate).result()
+    finally:
+        pool.close()
