@@ -1,0 +1,1 @@
+"""Which schedule for which problem: pretuned tables, then an analytic model."""

@@ -1,0 +1,1 @@
+"""Benchmarks: one timing protocol, providers, suites, jsonl results."""

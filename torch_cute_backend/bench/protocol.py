@@ -1,0 +1,96 @@
+"""How everything here is timed.
+
+Short kernels are dominated by what surrounds them, so:
+
+* each provider's calls are captured in a CUDA graph: no host time between them;
+* the calls rotate over input sets that together exceed three times the L2 ("cold");
+  the "warm" protocol uses one set;
+* providers are interleaved in one process and their order rotates each round, so that
+  clocks and temperature are shared;
+* all providers get the same random-normal data, since the data moves the clock;
+* a row is the median over rounds, with the smallest and the largest.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+L2_MULTIPLE = 3
+MIN_CALLS = 20
+ROUNDS = 20
+WARMUP_REPLAYS = 3
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Microseconds a call: median, smallest and largest over the rounds."""
+
+    us: float
+    us_min: float
+    us_max: float
+
+
+def input_sets(bytes_per_set: int, device: torch.device, cold: bool = True) -> int:
+    """How many input sets the cold protocol rotates over."""
+    if not cold:
+        return 1
+    l2 = torch.cuda.get_device_properties(device).L2_cache_size
+    return max(2, -(-L2_MULTIPLE * l2 // max(bytes_per_set, 1)))
+
+
+def capture(calls: Sequence[Call]) -> tuple[torch.cuda.CUDAGraph, int]:
+    """A graph of ``calls`` in order, repeated to at least ``MIN_CALLS``.
+
+    Returns:
+        The graph and the number of calls in it.
+    """
+    repeats = max(1, -(-MIN_CALLS // len(calls)))
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        calls[0]()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(repeats):
+            for call in calls:
+                call()
+    return graph, repeats * len(calls)
+
+
+def interleaved(
+    providers: Mapping[str, Sequence[Call]], rounds: int = ROUNDS
+) -> dict[str, Timing]:
+    """Time every provider; ``providers`` maps a name to one call per input set."""
+    graphs = {name: capture(calls) for name, calls in providers.items()}
+    for graph, _ in graphs.values():
+        for _ in range(WARMUP_REPLAYS):
+            graph.replay()
+    torch.cuda.synchronize()
+    names = list(graphs)
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    for r in range(rounds):
+        shift = r % len(names)
+        for name in names[shift:] + names[:shift]:
+            graph, count = graphs[name]
+            samples[name].append(_replay_us(graph) / count)
+    return {
+        name: Timing(statistics.median(s), min(s), max(s)) for name, s in samples.items()
+    }
+
+
+def _replay_us(graph: torch.cuda.CUDAGraph) -> float:
+    start = torch.cuda.Event(enable_timing=True)
+    end = torch.cuda.Event(enable_timing=True)
+    start.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) * 1e3
