@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 TMEM_COLUMNS = 512
 EPILOGUE_WARPS = 4
+TMEM_WARP = 1
+"""The epilogue warp that allocates and frees tensor memory; warp 0 meanwhile
+initialises the barriers."""
 WARP_THREADS = 32
 
 

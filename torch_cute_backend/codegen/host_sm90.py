@@ -228,11 +228,7 @@ class Sm90Host:
         out.blank()
         out.line("@cute.struct")
         with out.block("class SharedStorage:"):
-            for p in self.program.pipelines:
-                out.line(
-                    f"{p.name}_barriers: "
-                    f"cute.struct.MemRange[cutlass.Int64, {2 * p.stages}]"
-                )
+            out.lines(*self._barrier_fields())
             for b in self._shared_buffers():
                 kind = f"cutlass.{dtype(b.dtype).cutlass}"
                 size = f"cute.cosize({names.smem_layout(b)})"
@@ -242,6 +238,13 @@ class Sm90Host:
                     "]",
                 )
         out.blank()
+
+    def _barrier_fields(self) -> tuple[str, ...]:
+        """Fields of shared memory before the staged buffers."""
+        return tuple(
+            f"{p.name}_barriers: cute.struct.MemRange[cutlass.Int64, {2 * p.stages}]"
+            for p in self.program.pipelines
+        )
 
     def _shared_buffers(self) -> tuple[Buffer, ...]:
         return tuple(b for b in self.program.buffers if b.space is Space.SMEM)

@@ -8,7 +8,9 @@ from torch_cute_backend.arch.spec import ArchSpec
 from torch_cute_backend.codegen import names
 from torch_cute_backend.codegen.emit import Emitter
 from torch_cute_backend.codegen.emit_sm90 import Sm90Emitter
+from torch_cute_backend.codegen.emit_sm100 import Sm100Emitter
 from torch_cute_backend.codegen.host_sm90 import Sm90Host
+from torch_cute_backend.codegen.host_sm100 import Sm100Host
 from torch_cute_backend.codegen.source import KernelSource, TensorArg
 from torch_cute_backend.codegen.writer import Writer
 from torch_cute_backend.dtypes import dtype
@@ -19,8 +21,11 @@ from torch_cute_backend.ir.values import Buffer, Space
 from torch_cute_backend.problem import GemmProblem, Major
 from torch_cute_backend.schedule import GemmSchedule
 
-EMITTERS: dict[str, type[Emitter]] = {"sm_90a": Sm90Emitter}
-HOSTS: dict[str, type[Sm90Host]] = {"sm_90a": Sm90Host}
+EMITTERS: dict[str, type[Emitter]] = {
+    "sm_90a": Sm90Emitter,
+    "sm_100a": Sm100Emitter,
+}
+HOSTS: dict[str, type[Sm90Host]] = {"sm_90a": Sm90Host, "sm_100a": Sm100Host}
 EPILOGUE_SHAPES = {
     InputKind.SCALAR: ("1",),
     InputKind.ROW: ("m",),

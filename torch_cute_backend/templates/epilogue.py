@@ -27,11 +27,16 @@ def register_copy(buffer: Buffer) -> Buffer:
     return Buffer(f"r_{buffer.name}", Space.RMEM, "float32")
 
 
+def _early_kinds(res: DenseResources) -> tuple[InputKind, ...]:
+    """Inputs that take few registers a tile. With tensor memory the epilogue's warps
+    have time to spare, and keep columns one a lane."""
+    few = (InputKind.SCALAR, InputKind.ROW)
+    return few if res.tmem is None else (*few, InputKind.COL)
+
+
 def prefetched_inputs(problem: GemmProblem, res: DenseResources, tile: Tile) -> Body:
-    """Scalar and row inputs: few registers, the same for every subtile, so they are
-    read once a tile, before the accumulator is waited for."""
-    kinds = (InputKind.SCALAR, InputKind.ROW)
-    chosen = _inputs(problem, res, kinds)
+    """Inputs read once a tile, before the accumulator is waited for."""
+    chosen = _inputs(problem, res, _early_kinds(res))
     if not chosen:
         return ()
     return (
@@ -55,7 +60,8 @@ def epilogue_statements(
     """One subtile: load inputs, compute, store every output."""
     role, graph = res.epilogue, problem.epilogue
     statements: list[Stmt] = []
-    varying = _inputs(problem, res, (InputKind.COL, InputKind.FULL))
+    early = _early_kinds(res)
+    varying = _inputs(problem, res, tuple(k for k in InputKind if k not in early))
     if varying:
         statements.append(
             EpilogueLoad(

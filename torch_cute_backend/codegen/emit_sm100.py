@@ -1,0 +1,270 @@
+"""Blackwell's statements: tcgen05 MMA, tensor memory, and the epilogue that reads it.
+
+A thread gets its share of a subtile in one of two layouts (PTX ISA, tcgen05.ld), both
+indexed by one number ``e`` that runs over its registers:
+
+=======  ==============  ==========================================================
+layout   instruction     register ``e`` of a thread
+=======  ==============  ==========================================================
+rows     32x32b          column ``e`` of the thread's one row
+quads    16x256b         row ``16 i + 8 r + lane / 4`` of the warp's rows, column
+                         ``8 j + 2 (lane % 4) + c``; ``e`` counts c, r, j, i
+=======  ==============  ==========================================================
+
+An accumulator of 64 rows fills half of each warp's lanes, which only ``quads`` reads.
+``quads`` also puts four threads on neighbouring columns, which direct stores need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch_cute_backend.arch.sm100 import WARP_THREADS
+from torch_cute_backend.codegen import names
+from torch_cute_backend.codegen.emit import emits
+from torch_cute_backend.codegen.emit_epilogue import emit_graph
+from torch_cute_backend.codegen.emit_sm100_setup import Sm100SetupEmitter
+from torch_cute_backend.epilogue.graph import EpilogueGraph, InputKind
+from torch_cute_backend.ir import dataflow as flow
+from torch_cute_backend.ir.expr import Expr
+from torch_cute_backend.ir.values import Buffer, Var
+
+Tile = tuple[Expr, Expr]
+
+
+class Sm100Emitter(Sm100SetupEmitter):
+    """See :class:`~torch_cute_backend.codegen.emit.Emitter`."""
+
+    # --- mainloop ---------------------------------------------------------
+
+    @emits(flow.ConsumerWait)
+    def consumer_wait(self, s: flow.ConsumerWait) -> None:
+        p = s.pipeline
+        self.out.line(f"{names.pipeline(p)}.consumer_wait({names.consumer_state(p)})")
+
+    @emits(flow.ConsumerRelease)
+    def consumer_release(self, s: flow.ConsumerRelease) -> None:
+        """The MMA warp releases by tcgen05.commit, which follows its MMAs in order; the
+        epilogue by one arrival a warp, as the pipeline's count says."""
+        p, state = s.pipeline, names.consumer_state(s.pipeline)
+        release = f"{names.pipeline(p)}.consumer_release({state})"
+        if p.tx_bytes:
+            self.out.line(release)
+        else:
+            with self.out.block("with cute.arch.elect_one():"):
+                self.out.line(release)
+        self.out.line(f"{state}.advance()")
+
+    @emits(flow.Mma)
+    def mma(self, s: flow.Mma) -> None:
+        out = self.out
+        acc = self.tmem_tensor(s.accumulator)
+        acc_stage = names.producer_state(self.carrier(s.accumulator))
+        stage = f"{names.consumer_state(s.pipeline)}.index"
+        out.line(f"{acc}_stage = {acc}[(None, None, None, {acc_stage}.index)]")
+        with out.block("for k_block in range_constexpr(cute.size(tCrA, mode=[2])):"):
+            out.comment("The tile's first MMA overwrites the accumulator.")
+            out.line(f"accumulate = k_block > 0 or {s.index} > 0")
+            out.line("tiled_mma.set(tcgen05.Field.ACCUMULATE, accumulate)")
+            out.line(f"k_coord = (None, None, k_block, {stage})")
+            out.call(
+                "cute.gemm(",
+                (
+                    "tiled_mma",
+                    f"{acc}_stage",
+                    "tCrA[k_coord]",
+                    "tCrB[k_coord]",
+                    f"{acc}_stage",
+                ),
+            )
+
+    # --- epilogue ---------------------------------------------------------
+
+    @emits(flow.TmemLoad)
+    def tmem_load(self, s: flow.TmemLoad) -> None:
+        """The fence is tcgen05.wait::ld: before it the registers hold nothing."""
+        subtile = f"{s.subtile}, {names.consumer_state(s.pipeline)}.index"
+        self.out.call(
+            "cute.copy(",
+            (
+                "copy_t2r",
+                f"tTRtAcc[(None, None, None, {subtile})]",
+                names.registers(s.target),
+            ),
+        )
+        self.out.line("cute.arch.fence_view_async_tmem_load()")
+
+    @emits(flow.EpilogueLoad)
+    def epilogue_load(self, s: flow.EpilogueLoad) -> None:
+        kinds = {i.name: i.kind for i in s.graph.inputs}
+        for source, target in zip(s.inputs, s.targets, strict=True):
+            kind = kinds[source.name]
+            if kind is InputKind.SCALAR:
+                self.out.line(
+                    f"{names.registers(target)} = {names.gmem(source)}[0].to(Float32)"
+                )
+            elif kind is InputKind.ROW:
+                self._load_rows(source, target, s.tile)
+            elif kind is InputKind.COL:
+                self._load_columns(source, target, s.tile, s.subtile)
+            else:
+                self._load_full(source, target, s.tile, s.subtile)
+
+    def _load_rows(self, source: Buffer, target: Buffer, tile: Tile) -> None:
+        """A value for each row of this thread, in registers ``[r, i]``."""
+        out, regs = self.out, names.registers(target)
+        rows = f"(2, {self.row_blocks})" if self.quads else "1"
+        out.line(f"{regs} = cute.make_rmem_tensor({rows}, Float32)")
+        with self._rows():
+            at = "r, i" if self.quads else "0"
+            out.line(f"row = {tile[0]} * TILE_M + tCcD[e][0]")
+            out.line(
+                f"{regs}[{at}] = {names.gmem(source)}[cutlass.min(row, m - 1)]"
+                ".to(Float32)"
+            )
+
+    def _load_columns(
+        self, source: Buffer, target: Buffer, tile: Tile, subtile: Var | None
+    ) -> None:
+        """One column a lane, whatever the layout: coalesced, and few registers. The
+        threads that need a column get it by a shuffle."""
+        out, regs = self.out, names.registers(target)
+        whole = subtile is None or self.one_subtile()
+        width = self.schedule.tile_n if whole else self.schedule.epi_n
+        self._whole_columns[target.name] = whole
+        count = -(-width // WARP_THREADS)
+        out.line(f"{regs} = cute.make_rmem_tensor({count}, Float32)")
+        base = f"{tile[1]} * TILE_N"
+        if not whole:
+            base += f" + {subtile} * EPI_N"
+        with out.block(f"for i in range_constexpr({count}):"):
+            out.line(f"col = {base} + i * {WARP_THREADS} + lane_idx")
+            out.line(
+                f"{regs}[i] = {names.gmem(source)}[cutlass.min(col, n - 1)].to(Float32)"
+            )
+
+    def _load_full(
+        self, source: Buffer, target: Buffer, tile: Tile, subtile: Var | None
+    ) -> None:
+        out, regs = self.out, names.registers(target)
+        out.line(f"{regs} = cute.make_rmem_tensor(tCcD.shape, Float32)")
+        with out.block("for e in range_constexpr(cute.size(tCcD)):"):
+            self._coordinates(tile, subtile)
+            out.call(
+                f"{regs}[e] = {names.gmem(source)}[",
+                ("cutlass.min(row, m - 1)", "cutlass.min(col, n - 1)"),
+                "].to(Float32)",
+            )
+
+    @emits(flow.EpilogueApply)
+    def epilogue_apply(self, s: flow.EpilogueApply) -> None:
+        with self._columns():
+            for index, buffer in enumerate(s.inputs):
+                if s.graph.inputs[index].kind is InputKind.COL:
+                    self._shuffle_column(buffer, s.subtile)
+            with self._rows_of_column():
+                emit_graph(
+                    self.out,
+                    s.graph,
+                    f"{names.registers(s.source)}[e]",
+                    lambda i: self._input(s.graph, i, s.inputs[i]),
+                    lambda i, v: f"{names.registers(s.targets[i])}[e] = {v}",
+                )
+
+    def _shuffle_column(self, buffer: Buffer, subtile: Var) -> None:
+        """``col`` is the column's static part, counted from the first loaded one."""
+        out, regs = self.out, names.registers(buffer)
+        column = "8 * j + c" if self.quads else "e"
+        if self._whole_columns[buffer.name] and not self.one_subtile():
+            column = f"{subtile} * EPI_N + {column}"
+        lane = f"col % {WARP_THREADS}"
+        if self.quads:
+            lane += " + 2 * (lane_idx % 4)"
+        out.line(f"col = {column}")
+        out.call(
+            f"{self._column_name(buffer)} = cute.arch.shuffle_sync(",
+            (f"{regs}[col // {WARP_THREADS}]", lane),
+        )
+
+    @staticmethod
+    def _column_name(buffer: Buffer) -> str:
+        return f"{buffer.name.removeprefix('r_')}_col"
+
+    def _input(self, graph: EpilogueGraph, index: int, buffer: Buffer) -> str:
+        kind = graph.inputs[index].kind
+        if kind is InputKind.COL:
+            return self._column_name(buffer)
+        at = {
+            InputKind.SCALAR: "",
+            InputKind.ROW: "[r, i]" if self.quads else "[0]",
+            InputKind.FULL: "[e]",
+        }
+        return names.registers(buffer) + at[kind]
+
+    @emits(flow.SmemStore)
+    def smem_store(self, s: flow.SmemStore) -> None:
+        x = names.camel(s.source.name)
+        stage = self.staging_stage(s.subtile.name)
+        self.out.line(
+            f"cute.copy(copy_r2s, tRSr{x}, tRSs{x}[(None, None, None, {stage})])"
+        )
+
+    @emits(flow.GmemStore)
+    def gmem_store(self, s: flow.GmemStore) -> None:
+        with self.out.block("for e in range_constexpr(cute.size(tCcD)):"):
+            self._coordinates(s.tile, s.subtile)
+            with self.out.block("if row < m and col < n:"):
+                value = f"{names.registers(s.source)}[e]"
+                self.out.line(f"{names.gmem(s.target)}[row, col] = {value}")
+
+    def _coordinates(self, tile: Tile, subtile: Var | None) -> None:
+        column = f"{tile[1]} * TILE_N"
+        if subtile is not None and not self.one_subtile():
+            column += f" + {subtile} * EPI_N"
+        self.out.line(f"row = {tile[0]} * TILE_M + tCcD[e][0]")
+        self.out.line(f"col = {column} + tCcD[e][1]")
+
+    # --- loops over this thread's elements ---------------------------------------------------------
+
+    @contextmanager
+    def _rows(self) -> Iterator[None]:
+        """Once for each row of this thread; ``e`` is an element of it."""
+        if not self.quads:
+            self.out.line("e = 0")
+            yield
+            return
+        with self._quad_rows():
+            self.out.line("e = i * (EPI_N // 2) + 2 * r")
+            yield
+
+    @contextmanager
+    def _columns(self) -> Iterator[None]:
+        """Once for each column of this thread in a subtile."""
+        if not self.quads:
+            with self.out.block("for e in range_constexpr(EPI_N):"):
+                yield
+            return
+        with (
+            self.out.block("for j in range_constexpr(EPI_N // 8):"),
+            self.out.block("for c in range_constexpr(2):"),
+        ):
+            yield
+
+    @contextmanager
+    def _rows_of_column(self) -> Iterator[None]:
+        """Inside :meth:`_columns`: once for each row; ``e`` is the element."""
+        if not self.quads:
+            yield
+            return
+        with self._quad_rows():
+            self.out.line("e = i * (EPI_N // 2) + 4 * j + 2 * r + c")
+            yield
+
+    @contextmanager
+    def _quad_rows(self) -> Iterator[None]:
+        with (
+            self.out.block(f"for i in range_constexpr({self.row_blocks}):"),
+            self.out.block("for r in range_constexpr(2):"),
+        ):
+            yield
