@@ -225,7 +225,7 @@ class Sm100Emitter(Sm100SetupEmitter):
         self.out.line(f"row = {tile[0]} * TILE_M + tCcD[e][0]")
         self.out.line(f"col = {column} + tCcD[e][1]")
 
-    # --- loops over this thread's elements ---------------------------------------------------------
+    # --- loops over this thread's elements ------------------------------------------
 
     @contextmanager
     def _rows(self) -> Iterator[None]:
