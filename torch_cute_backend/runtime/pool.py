@@ -34,7 +34,7 @@ _LOG_TAIL_BYTES = 2000
 class WorkerProcess:
     """One child process. Not thread-safe: one job at a time."""
 
-    def __init__(self, module: str = _CHILD) -> None:
+    def __init__(self, module: str = _CHILD, *, gpu: bool = False) -> None:
         # A plain file, because a pipe that nobody reads would block a chatty child.
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
@@ -42,7 +42,7 @@ class WorkerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env=child_environ(),
+            env=child_environ(gpu=gpu),
             start_new_session=True,
         )
 
@@ -109,12 +109,14 @@ class WorkerProcess:
                     pipe.close()
 
 
-def child_environ() -> dict[str, str]:
-    """Environment of a child: same modules, no GPU, no Inductor plugin."""
+def child_environ(*, gpu: bool = False) -> dict[str, str]:
+    """Environment of a child: same modules, no Inductor plugin, a GPU on request."""
     environ = dict(os.environ)
     environ["PYTHONPATH"] = os.pathsep.join(p or os.getcwd() for p in sys.path)
-    environ["CUDA_VISIBLE_DEVICES"] = ""
+    if not gpu:
+        environ["CUDA_VISIBLE_DEVICES"] = ""
     environ[config.PREFIX + "ENABLED"] = "0"
+    environ[config.PREFIX + "CACHE_DIR"] = str(config.get().cache_dir)
     return environ
 
 

@@ -32,7 +32,7 @@ def handle(request: dict[str, Any]) -> dict[str, Any]:
     return {"key": entry.key}
 
 
-def _private_stdout() -> TextIO:
+def private_stdout() -> TextIO:
     """Keep stdout for replies and send everything else printed there to stderr."""
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -40,7 +40,7 @@ def _private_stdout() -> TextIO:
 
 
 def main() -> None:
-    replies = _private_stdout()
+    replies = private_stdout()
     for line in sys.stdin:
         replies.write(json.dumps(handle(json.loads(line))) + "\n")
         replies.flush()

@@ -1,0 +1,219 @@
+"""Which kernels have run right on which GPU, and what to do about the others.
+
+A kernel class (arch, family, CTA group, cluster) that was validated on the GPU at hand
+is used as it is. Any other one first runs a small golden self-test in a child process
+that is killed when it hangs; its verdict is kept on disk. A class that fails is off,
+with one warning: wrong answers and hangs must not reach a user.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+import threading
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch_cute_backend import config
+from torch_cute_backend.arch.spec import ArchSpec
+from torch_cute_backend.errors import CuteBackendError
+from torch_cute_backend.problem import GemmProblem
+from torch_cute_backend.runtime import device, toolchain
+from torch_cute_backend.runtime.pool import WorkerProcess
+from torch_cute_backend.schedule import GemmSchedule
+from torch_cute_backend.status import Status
+from torch_cute_backend.version import __version__
+
+log = logging.getLogger(__name__)
+
+_CHILD = "torch_cute_backend.runtime.selftest"
+
+
+@dataclass(frozen=True)
+class KernelClass:
+    """Kernels that share their machinery: what is validated for one holds for all.
+
+    Attributes:
+        arch: target, ``"sm_90a"``.
+        family: dtype and scaling, as :attr:`GemmProblem.family`.
+        cta_group: CTAs that share one MMA.
+        cluster: ``"single"`` or ``"multicast"``.
+    """
+
+    arch: str
+    family: str
+    cta_group: int
+    cluster: str
+
+    @classmethod
+    def of(
+        cls, problem: GemmProblem, schedule: GemmSchedule, arch: ArchSpec
+    ) -> KernelClass:
+        cluster = "single" if schedule.cluster_size == 1 else "multicast"
+        return cls(arch.name, problem.family, schedule.cta_group, cluster)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.arch} {self.family}, {self.cta_group}-CTA, {self.cluster} cluster"
+        )
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The test-suite passed: on which GPU, at which commit, with which tests."""
+
+    kernels: KernelClass
+    gpu: str
+    commit: str
+    tests: str
+    date: str
+
+
+RECORDS: tuple[Validation, ...] = ()
+"""One row for each class and GPU; a row is added by whoever ran the tests there."""
+
+
+def validations(kernels: KernelClass) -> tuple[Validation, ...]:
+    """All records of a class."""
+    return tuple(row for row in RECORDS if row.kernels == kernels)
+
+
+def describe(kernels: KernelClass) -> str:
+    """``validated on ...`` or ``never run on hardware``, for reports."""
+    rows = validations(kernels)
+    if not rows:
+        return "never run on hardware"
+    return "validated on " + ", ".join(f"{r.gpu} ({r.date}, {r.commit})" for r in rows)
+
+
+_verdicts: dict[tuple[KernelClass, str], Status] = {}
+_lock = threading.Lock()
+
+
+def usable(
+    problem: GemmProblem, schedule: GemmSchedule, arch: ArchSpec, index: int
+) -> Status:
+    """May kernels of this class be used on CUDA device ``index``?
+
+    The first question about a class without a record takes seconds: it compiles the
+    self-test's kernel and runs it in a child process.
+    """
+    kernels = KernelClass.of(problem, schedule, arch)
+    gpu = device.name_of(index)
+    if any(row.gpu == gpu for row in validations(kernels)):
+        return Status.ok()
+    if not config.get().self_test:
+        return Status.ok()
+    with _lock:
+        verdict = _verdicts.get((kernels, gpu))
+        if verdict is None:
+            verdict = _stored_or_tested(kernels, problem, schedule, index, gpu)
+            _verdicts[kernels, gpu] = verdict
+            if not verdict:
+                log.warning("kernels are off: %s", verdict)
+    return verdict
+
+
+def forget() -> None:
+    """Ask again (tests)."""
+    with _lock:
+        _verdicts.clear()
+
+
+def _stored_or_tested(
+    kernels: KernelClass,
+    problem: GemmProblem,
+    schedule: GemmSchedule,
+    index: int,
+    gpu: str,
+) -> Status:
+    path = _verdict_path(kernels, gpu)
+    stored = _read(path)
+    if stored is not None:
+        return stored
+    request = self_test_request(problem, schedule, kernels.arch, index)
+    verdict = run_self_test(kernels, request)
+    _write(path, kernels, gpu, verdict)
+    return verdict
+
+
+def self_test_request(
+    problem: GemmProblem, schedule: GemmSchedule, arch: str, index: int
+) -> dict[str, Any]:
+    """What the child needs to build the same kind of kernel, as JSON."""
+    return {
+        "arch": arch,
+        "device": index,
+        "op": problem.op,
+        "a_dtype": problem.a_dtype.name,
+        "b_dtype": problem.b_dtype.name,
+        "a_major": problem.a_major.value,
+        "b_major": problem.b_major.value,
+        "scaling": problem.scaling,
+        "accum": problem.accum.value,
+        "schedule": schedule.to_json(),
+    }
+
+
+def run_self_test(
+    kernels: KernelClass, request: dict[str, Any], child: str = _CHILD
+) -> Status:
+    """Run the self-test in a child: ok, or why not. Never raises on a bad kernel."""
+    from torch_cute_backend.runtime import selftest
+
+    limit = config.get().self_test_timeout_s
+    try:
+        # Compiled before the clock starts: the limit is for a kernel that hangs.
+        selftest.prepare(request)
+        process = WorkerProcess(child, gpu=True)
+        try:
+            reply = process.call(request, limit)
+        finally:
+            process.kill()
+    except CuteBackendError as error:
+        return Status.no(f"{kernels}: self-test: {error}")
+    if reply.get("ok"):
+        return Status.ok()
+    return Status.no(f"{kernels}: self-test: {reply.get('error', 'no verdict')}")
+
+
+def _verdict_path(kernels: KernelClass, gpu: str) -> Path:
+    what = [asdict(kernels), gpu, __version__, toolchain.dsl_version(), _code_digest()]
+    digest = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:32]
+    return config.get().cache_dir / "selftest" / f"{digest}.json"
+
+
+@functools.cache
+def _code_digest() -> str:
+    """Digest of the code that prints kernels: a change to it asks for a new test."""
+    root = Path(__file__).parent.parent
+    digest = hashlib.sha256()
+    for folder in ("codegen", "epilogue", "ir", "passes", "schedulers", "templates"):
+        for path in sorted((root / folder).glob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _read(path: Path) -> Status | None:
+    try:
+        row = json.loads(path.read_text())
+        return Status(tuple(str(r) for r in row["reasons"]))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.warning("ignoring the self-test verdict %s: %s", path, error)
+        return None
+
+
+def _write(path: Path, kernels: KernelClass, gpu: str, verdict: Status) -> None:
+    row = {"kernels": asdict(kernels), "gpu": gpu, "reasons": list(verdict.reasons)}
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{threading.get_ident()}.partial")
+        partial.write_text(json.dumps(row, indent=1))
+        partial.rename(path)
+    except OSError as error:
+        log.warning("cannot keep the self-test verdict %s: %s", path, error)
