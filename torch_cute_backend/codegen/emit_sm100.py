@@ -12,7 +12,8 @@ quads    16x256b         row ``16 i + 8 r + lane / 4`` of the warp's rows, colum
 =======  ==============  ==========================================================
 
 An accumulator of 64 rows fills half of each warp's lanes, which only ``quads`` reads.
-``quads`` also puts four threads on neighbouring columns, which direct stores need.
+``quads`` also puts four threads on neighbouring columns, which serves whatever goes to
+or comes from global memory element by element.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from torch_cute_backend.arch.spec import ArchSpec
 from torch_cute_backend.codegen import names
 from torch_cute_backend.codegen.emit import Emitter, emits
 from torch_cute_backend.dtypes import dtype
+from torch_cute_backend.epilogue.graph import InputKind
 from torch_cute_backend.errors import CodegenError
 from torch_cute_backend.ir import sync
 from torch_cute_backend.ir.program import Program
@@ -23,6 +24,16 @@ STORE_BITS = 128
 """Widest store to shared memory."""
 
 
+def _reads_quads(problem: GemmProblem, schedule: GemmSchedule) -> bool:
+    """Which register layout the epilogue reads tensor memory in. A row a thread makes
+    the widest shared-memory stores, but then a warp's access to global memory touches
+    32 rows at once, where quads touch 8."""
+    graph = problem.epilogue
+    elementwise = len(graph.outputs) > 1 or schedule.store == "direct"
+    full = any(i.kind is InputKind.FULL for i in graph.inputs)
+    return schedule.tile_m == 64 or elementwise or full
+
+
 class Sm100SetupEmitter(Emitter):
     """See :class:`~torch_cute_backend.codegen.emit.Emitter`."""
 
@@ -30,7 +41,7 @@ class Sm100SetupEmitter(Emitter):
         self, problem: GemmProblem, schedule: GemmSchedule, arch: ArchSpec
     ) -> None:
         super().__init__(problem, schedule, arch)
-        self.quads = schedule.tile_m == 64 or schedule.store == "direct"
+        self.quads = _reads_quads(problem, schedule)
         self.row_blocks = schedule.tile_m // (4 * QUAD_ROWS)
         self._whole_columns: dict[str, bool] = {}
         self._carriers: dict[Buffer, Pipeline] = {}
