@@ -1,0 +1,87 @@
+"""What generated wrappers import: a kernel's text in, an object with ``run`` out.
+
+A wrapper may come from Inductor's cache, in a process that never lowered anything.
+So this needs no Inductor: it prints the kernel again from its spec, checks that it is
+the same one, and loads it from our cache, or compiles it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch_cute_backend import build
+from torch_cute_backend.build import KernelBuild
+from torch_cute_backend.errors import CacheError
+from torch_cute_backend.inductor.spec import KernelSpec, Variant
+from torch_cute_backend.runtime import device, launch
+from torch_cute_backend.version import __version__
+
+
+class Gemm:
+    """All variants of one GEMM, loaded.
+
+    ``run(a, b, *outputs, *inputs, stream=...)`` launches on torch's current stream of
+    the tensors' device; ``stream`` is taken for Inductor's calling convention, whose
+    stream it is. M must not be 0.
+    """
+
+    __slots__ = ("run", "spec")
+
+    def __init__(self, spec: KernelSpec, run: Callable[..., Any]) -> None:
+        self.spec = spec
+        self.run = run
+
+
+def load_gemm(text: str, device_index: int) -> Gemm:
+    """Load every variant of a spec for a device; called once, at wrapper import.
+
+    Raises:
+        CacheError: the spec is malformed, or another version of this package wrote it.
+        CompileError: a kernel was not in the cache and does not compile.
+    """
+    spec = KernelSpec.from_json(text)
+    ctas = device.sm_count(device_index)
+    kernels = [launch.load_kernel(rebuild(spec, v).source) for v in spec.variants]
+    if len(kernels) == 1:
+        return Gemm(spec, _single(kernels[0], ctas))
+    limits = [v.up_to_m for v in spec.variants[:-1]]
+    if any(limit is None for limit in limits):
+        raise CacheError("kernel spec: a variant but the last one has no limit of M")
+    return Gemm(spec, _by_m(kernels, [int(x or 0) for x in limits], ctas))
+
+
+def rebuild(spec: KernelSpec, variant: Variant) -> KernelBuild:
+    """Print a variant's kernel again; ``CacheError`` if it is no longer the same."""
+    result = build.build_kernel(spec.problem, variant.schedule, spec.arch)
+    if isinstance(result, KernelBuild) and result.source.sha256 == variant.sha256:
+        return result
+    found = result.source.sha256 if isinstance(result, KernelBuild) else str(result)
+    raise CacheError(
+        f"a compiled graph asks for kernel {variant.sha256[:16]}, but "
+        f"torch_cute_backend {__version__} prints {found[:64]}: another version of the "
+        "package compiled it. Clear torch's compile cache (TORCHINDUCTOR_CACHE_DIR)"
+    )
+
+
+def _single(kernel: Callable[..., Any], ctas: int) -> Callable[..., Any]:
+    def run(*tensors: Any, stream: int) -> None:
+        kernel(*tensors, ctas)
+
+    return run
+
+
+def _by_m(
+    kernels: list[Callable[..., Any]], limits: list[int], ctas: int
+) -> Callable[..., Any]:
+    *bounded, last = kernels
+
+    def run(*tensors: Any, stream: int) -> None:
+        m = tensors[0].shape[0]
+        for kernel, limit in zip(bounded, limits, strict=True):
+            if m <= limit:
+                kernel(*tensors, ctas)
+                return
+        last(*tensors, ctas)
+
+    return run
