@@ -35,6 +35,19 @@ TMA_BOX_BYTES = 16
 SWIZZLE_ROWS = 8
 """Rows of one swizzle atom; a multicast slice of an operand holds whole atoms."""
 
+MAX_EPILOGUE_VALUES = 96
+"""Values of a subtile a thread may hold: measured, two FULL inputs with 32 elements a
+thread take 251 registers, and one output more spills."""
+
+
+def epilogue_values(problem: GemmProblem, schedule: GemmSchedule) -> int:
+    """Values a thread holds at once: accumulators, FULL inputs, outputs that are stored
+    element by element."""
+    elements = schedule.tile_m * schedule.epi_n // (EPILOGUE_WARPS * WARP_THREADS)
+    graph = problem.epilogue
+    full = sum(i.kind.value == "full" for i in graph.inputs)
+    return elements * (len(graph.outputs) + full)
+
 
 def tmem_columns(schedule: GemmSchedule) -> int:
     """Columns to allocate: all accumulator stages, rounded up to a power of two."""
@@ -77,6 +90,11 @@ class Sm100Spec(ArchSpec):
             (
                 s.epi_n in EPI_COLUMNS,
                 f"epi_n={s.epi_n} is not one of {', '.join(map(str, EPI_COLUMNS))}",
+            ),
+            (
+                epilogue_values(problem, s) <= MAX_EPILOGUE_VALUES,
+                f"{epilogue_values(problem, s)} epilogue values a thread exceed "
+                f"{MAX_EPILOGUE_VALUES}; a smaller epi_n than {s.epi_n} may fit",
             ),
             (
                 s.store == "direct"
