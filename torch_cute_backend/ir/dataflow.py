@@ -13,13 +13,22 @@ from torch_cute_backend.ir.effects import (
     Arrive,
     Drain,
     Effect,
+    Issue,
+    Queue,
     Read,
     Wait,
     Write,
 )
 from torch_cute_backend.ir.expr import Expr
 from torch_cute_backend.ir.ops import Stmt
-from torch_cute_backend.ir.values import Buffer, Pipeline, Proxy, Space, Var
+from torch_cute_backend.ir.values import (
+    Buffer,
+    Pipeline,
+    PipelineKind,
+    Proxy,
+    Space,
+    Var,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +85,10 @@ class ConsumerRelease(Stmt):
     index: Var | None = None
 
     def effects(self) -> tuple[Effect, ...]:
-        return (Arrive(self.pipeline, full=False),)
+        release = Arrive(self.pipeline, full=False)
+        if self.pipeline.kind is PipelineKind.TMA_WGMMA:
+            return (Drain(self.lag, Queue.WGMMA), release)
+        return (release,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,15 +135,16 @@ class Mma(Stmt):
     promote: Buffer | None = None
 
     def effects(self) -> tuple[Effect, ...]:
-        proxy = Proxy.ASYNC if self.accumulator.space is Space.TMEM else Proxy.GENERIC
         extra: tuple[Effect, ...] = ()
+        if self.accumulator.space is Space.RMEM:
+            extra = (Issue(Queue.WGMMA),)
         if self.promote is not None:
-            extra = (Read(self.promote), Write(self.promote))
+            extra = (*extra, Read(self.promote), Write(self.promote))
         return (
             Read(self.a, Proxy.ASYNC),
             Read(self.b, Proxy.ASYNC),
-            Read(self.accumulator, proxy),
-            Write(self.accumulator, proxy),
+            Read(self.accumulator, Proxy.ASYNC),
+            Write(self.accumulator, Proxy.ASYNC),
             *extra,
         )
 
@@ -144,13 +157,14 @@ class MmaDrain(Stmt):
     lag: int
 
     def effects(self) -> tuple[Effect, ...]:
-        held: tuple[Effect, ...] = (Drain(0),)
+        held: tuple[Effect, ...] = (Drain(0, Queue.WGMMA),)
         return (*held, Arrive(self.pipeline, full=False)) if self.lag else held
 
 
 @dataclass(frozen=True, kw_only=True)
 class TmemLoad(Stmt):
-    """Copy subtile ``subtile`` of the accumulator stage to registers and wait."""
+    """Copy subtile ``subtile`` of the accumulator stage to registers and wait; after
+    that wait the read is complete, hence the generic proxy."""
 
     source: Buffer
     target: Buffer
@@ -158,7 +172,7 @@ class TmemLoad(Stmt):
     subtile: Var
 
     def effects(self) -> tuple[Effect, ...]:
-        return (Read(self.source, Proxy.ASYNC), Write(self.target))
+        return (Read(self.source), Write(self.target))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,21 +218,21 @@ class EpilogueApply(Stmt):
         names = ", ".join(b.name for b in self.inputs)
         outs = ", ".join(b.name for b in self.targets)
         steps = "->".join(n.op for n in self.graph.nodes if n.op != "input")
-        return (
-            f"{self.source} -> {outs}, inputs=({names}), {steps}, subtile={self.subtile}"
-        )
+        return f"{self.source} -> {outs}, inputs=({names}), {steps}, subtile={self.subtile}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SmemStore(Stmt):
-    """Copy registers to the staging stage of subtile ``subtile``."""
+    """Copy registers to staging stage ``subtile`` modulo the stages; a thread always
+    writes the same elements of a stage."""
 
     source: Buffer
     target: Buffer
     subtile: Var
 
     def effects(self) -> tuple[Effect, ...]:
-        return (Read(self.source), Write(self.target))
+        write = Write(self.target, stage=self.subtile, disjoint=True)
+        return (Read(self.source), write)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +245,11 @@ class TmaStore(Stmt):
     subtile: Var
 
     def effects(self) -> tuple[Effect, ...]:
-        return (Read(self.source, Proxy.ASYNC), Write(self.target, Proxy.ASYNC))
+        return (
+            Issue(Queue.STORE),
+            Read(self.source, Proxy.ASYNC, stage=self.subtile),
+            Write(self.target, Proxy.ASYNC, disjoint=True),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,4 +273,4 @@ class GmemStore(Stmt):
     subtile: Var
 
     def effects(self) -> tuple[Effect, ...]:
-        return (Read(self.source), Write(self.target))
+        return (Read(self.source), Write(self.target, disjoint=True))

@@ -15,7 +15,15 @@ from torch_cute_backend.ir.values import (
     Pipeline,
     Proxy,
     Scheduler,
+    Var,
 )
+
+
+class Queue(str, Enum):
+    """Hardware queues whose work completes in order and is awaited by count."""
+
+    STORE = "bulk_store"
+    WGMMA = "wgmma"
 
 
 class Scope(str, Enum):
@@ -32,14 +40,26 @@ class Effect:
 
 @dataclass(frozen=True)
 class Read(Effect):
+    """Read ``buffer``. ``stage``: the stage read is this variable modulo the buffer's
+    stages; None if any stage may be."""
+
     buffer: Buffer
     proxy: Proxy = Proxy.GENERIC
+    stage: Var | None = None
 
 
 @dataclass(frozen=True)
 class Write(Effect):
+    """Write ``buffer``; ``stage`` as for :class:`Read`.
+
+    ``disjoint``: no two threads of the role, in whatever iterations, write the same
+    element with this statement or another disjoint one.
+    """
+
     buffer: Buffer
     proxy: Proxy = Proxy.GENERIC
+    stage: Var | None = None
+    disjoint: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,15 +96,39 @@ class Wait(Effect):
 
 
 @dataclass(frozen=True)
+class Issue(Effect):
+    """The statement's ASYNC accesses enter ``queue`` as one group and are complete
+    only when a :class:`Drain` of that queue says so."""
+
+    queue: Queue
+
+
+@dataclass(frozen=True)
 class Drain(Effect):
-    """Wait until bulk stores issued by this thread have read (or written) memory."""
+    """Wait until at most ``pending`` groups that this thread issued to ``queue`` are
+    incomplete. For bulk stores that means: still read shared memory."""
 
     pending: int
+    queue: Queue = Queue.STORE
 
 
 @dataclass(frozen=True)
 class Sync(Effect):
     """A barrier of all threads of a scope; nothing crosses it in either direction."""
+
+    scope: Scope
+
+
+@dataclass(frozen=True)
+class SyncArrive(Effect):
+    """First half of a barrier of all threads of a scope."""
+
+    scope: Scope
+
+
+@dataclass(frozen=True)
+class SyncWait(Effect):
+    """Second half: what came before every thread's :class:`SyncArrive` is done."""
 
     scope: Scope
 

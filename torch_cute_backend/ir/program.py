@@ -25,7 +25,9 @@ class Program:
 
     Attributes:
         roots: names of the root computations; one for a single GEMM.
-        cluster_size: CTAs of a cluster.
+        cluster_size: CTAs of a cluster; ``cluster_shape`` (M, N) as soon as that is
+            more than one: arrival counts are recomputed from it.
+        cta_group: CTAs that share one tcgen05 MMA.
         prologue: run by all threads (role-tagged statements by their role) before
             anything else; it ends in a CTA or cluster barrier.
         post: what follows the loop, role-tagged or shared.
@@ -43,6 +45,8 @@ class Program:
     loop: TileLoop | None = None
     post: Body = ()
     cluster_size: int = 1
+    cluster_shape: tuple[int, int] = (1, 1)
+    cta_group: int = 1
 
     @property
     def form(self) -> str:

@@ -17,9 +17,11 @@ from torch_cute_backend.ir.effects import (
     Registers,
     Scope,
     Sync,
+    SyncArrive,
+    SyncWait,
 )
 from torch_cute_backend.ir.ops import Stmt
-from torch_cute_backend.ir.values import Buffer, NamedBarrier, Pipeline, Proxy
+from torch_cute_backend.ir.values import Buffer, NamedBarrier, Pipeline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +49,7 @@ class ClusterArrive(Stmt):
     """Arrive at the cluster barrier."""
 
     def effects(self) -> tuple[Effect, ...]:
-        return (Sync(Scope.CLUSTER),)
+        return (SyncArrive(Scope.CLUSTER),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,7 @@ class ClusterWait(Stmt):
     """Wait for the cluster barrier."""
 
     def effects(self) -> tuple[Effect, ...]:
-        return (Sync(Scope.CLUSTER),)
+        return (SyncWait(Scope.CLUSTER),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,12 +129,13 @@ class DebugPrint(Stmt):
 
 @dataclass(frozen=True, kw_only=True)
 class PrefetchDescriptors(Stmt):
-    """Warm the descriptor cache for the TMA tensors ``buffers``."""
+    """Warm the descriptor cache for the TMA tensors ``buffers``. Nothing is pending
+    afterwards as far as the tensors' data are concerned, hence the generic reads."""
 
     buffers: tuple[Buffer, ...]
 
     def effects(self) -> tuple[Effect, ...]:
-        return tuple(Read(b, Proxy.ASYNC) for b in self.buffers)
+        return tuple(Read(b) for b in self.buffers)
 
 
 @dataclass(frozen=True, kw_only=True)
