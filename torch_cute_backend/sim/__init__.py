@@ -1,0 +1,46 @@
+"""PTX simulator: run compiled CuTe DSL kernels on CPU tensors, without a GPU, and check them.
+
+``simulate(compiled, args)`` takes any ``cute.compile`` result (compiled with ``--keep-ptx``) and
+its arguments on the CPU, executes the kernel's real PTX, writes the outputs in place and
+returns a ``SimReport``. Importing this package imports neither cutlass nor torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .report import Finding, SimError, SimReport, UnsupportedPtx
+
+__all__ = ["Finding", "SimError", "SimReport", "UnsupportedPtx", "simulate"]
+
+
+def simulate(
+    compiled: Any,
+    args: Sequence[Any],
+    arch: str = "sm_90a",
+    *,
+    mode: str = "lazy",
+    sms: int = 132,
+    checks: bool = True,
+    trace: str | None = None,
+    outputs: Sequence[Any] = (),
+    tensors: Sequence[Any] = (),
+    roles: Mapping[int, str] | None = None,
+) -> SimReport:
+    """Run a compiled function on CPU tensors in the simulator.
+
+    ``outputs`` are the tensors that must be written exactly once; ``tensors`` further ones that the
+    kernel reaches only through pointers. ``roles`` maps warp index to role name.
+    """
+    from . import launch as capture_module
+    from .merge import merge_reports
+    from .simulator import run_launch
+
+    launches, ptx = capture_module.capture(compiled, args, sms=sms, arch=arch)
+    regions = capture_module.regions_of([*args, *tensors], outputs)
+    reports = [
+        run_launch(ptx, launch, regions, mode=mode, checks=checks, sms=sms, roles=roles)
+        for launch in launches
+    ]
+    return merge_reports(reports)

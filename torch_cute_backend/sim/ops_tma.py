@@ -1,0 +1,374 @@
+"""Bulk asynchronous copies: TMA tensor loads, stores and reductions, plain bulk copies.
+
+A load is queued at issue and, when it completes, writes shared memory as the agent of its
+mbarrier and signals the transaction bytes. A store reads shared memory as the bulk agent of the
+issuing warp; ``wait_group`` orders the warp behind it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from .clocks import Stamp
+from .codegen import PARAM_BASE
+from .lanes import M32, Value
+from .machine import SHARED_WINDOW, Cta, Group
+from .memory import Region
+from .operands import swizzle_granules
+from .ops_sync import SyncOps
+from .report import SimError, UnsupportedPtx
+from .tensormap import TensorMap, decode
+
+_OFFSET = SHARED_WINDOW - 1
+Slices = tuple[slice, ...]
+
+
+@lru_cache(maxsize=1024)
+def box_granules(start: int, count: int, row: int, swizzle: int) -> np.ndarray | slice:
+    """Granules of a box in shared memory; rows are dense, the XOR is on absolute addresses."""
+    if not swizzle:
+        return slice(start, start + count)
+    if row * 16 != swizzle:
+        raise UnsupportedPtx(f"TMA box row of {row * 16} bytes with a {swizzle}-byte swizzle")
+    return swizzle_granules(np.arange(start, start + count), swizzle).astype(np.intp)
+
+
+def clip(tensor: TensorMap, coordinates: tuple[int, ...]) -> tuple[Slices, Slices] | None:
+    """(global, box) slices of the in-bounds part, outermost dimension first, bytes innermost."""
+    outer: list[slice] = []
+    inner: list[slice] = []
+    for axis, (at, extent, box) in enumerate(zip(coordinates, tensor.dims, tensor.box, strict=True)):
+        low, high = max(0, at), min(extent, at + box)
+        if low >= high:
+            return None
+        scale = tensor.item_bits if axis == 0 else 8
+        outer.append(slice(low * scale // 8, high * scale // 8))
+        inner.append(slice((low - at) * scale // 8, (high - at) * scale // 8))
+    return tuple(reversed(outer)), tuple(reversed(inner))
+
+
+def strided(data: np.ndarray, region: Region, tensor: TensorMap) -> np.ndarray:
+    """View of per-byte ``data`` of a region with the shape of the tensor (innermost in bytes)."""
+    shape = (*reversed(tensor.dims[1:]), tensor.dims[0] * tensor.item_bits // 8)
+    strides = (*reversed(tensor.strides), 1)
+    return np.lib.stride_tricks.as_strided(data[tensor.address - region.base :], shape, strides)
+
+
+class BulkGroups:
+    """Bulk-store groups of one warp; clock ``i + 1`` of its agent means group ``i`` is done."""
+
+    def __init__(self, agent: int) -> None:
+        self.agent = agent
+        self.open = 0
+        self.outstanding: dict[int, int] = {}
+        self.issued = False
+        self.waiters: list[object] = []
+
+    def done_through(self, group: int) -> bool:
+        """Have all operations of groups up to ``group`` completed?"""
+        return all(number > group for number in self.outstanding)
+
+
+class TmaOps(SyncOps):
+    """cp.async.bulk instructions."""
+
+    bulk: BulkGroups | None = None
+
+    def tensor_map(self, address: Value, g: Group, line: int) -> TensorMap:
+        """Decode the tensor map at a parameter or global address."""
+        where = self._one(g, address, line)
+        known = self.engine.maps.get(where)
+        if known is not None:
+            return known
+        if where >= PARAM_BASE:
+            at = where - PARAM_BASE
+            raw = self.engine.params[at : at + 128]
+        else:
+            region = self.engine.memory.find(where, 128)
+            if region is None:
+                raise SimError(f"tensor map at {self.engine.memory.describe(where)}", line)
+            raw = region.bytes[where - region.base :][:128].tobytes()
+        if len(raw) < 64 or where % 64:
+            raise SimError(f"tensor map address {where:#x}", line)
+        found = decode(raw)
+        if where >= PARAM_BASE:
+            self.engine.maps[where] = found
+        return found
+
+    def prefetch_tensormap(self, g: Group, address: Value, line: int) -> None:
+        """prefetch.tensormap: decoding it checks the descriptor."""
+        self.tensor_map(address, g, line)
+
+    def map_region(self, tensor: TensorMap, line: int) -> Region | None:
+        """The registered tensor behind a map; a finding if it does not hold all of it."""
+        if min(tensor.dims) <= 0:
+            return None
+        region = self.engine.memory.find(tensor.address, tensor.footprint)
+        if region is None:
+            self.report(
+                "out_of_bounds", f"tensor map of {tensor.footprint} bytes at "
+                f"{self.engine.memory.describe(tensor.address)} reaches outside every tensor", line,
+            )
+        return region
+
+    def tma_load(self, g: Group, target: Value, map_address: Value, coordinates: tuple[Value, ...],
+                 barrier_address: Value, mask: Value | None, pair: bool, line: int) -> None:
+        """cp.async.bulk.tensor global -> shared, optionally multicast over the cluster."""
+        if g.n > 1:
+            self.report("misuse", f"TMA load issued by {g.n} lanes", line)
+        tensor = self.tensor_map(map_address, g, line)
+        where, signal = self._one(g, target, line), self._one(g, barrier_address, line)
+        at = tuple(_signed(self._one(g, c, line)) for c in coordinates)
+        if len(at) != len(tensor.dims):
+            self.report("misuse", f"{len(at)} coordinates for a rank-{len(tensor.dims)} map", line)
+            return
+        if where % 128:
+            self.report("misuse", f"TMA destination {where:#x} is not 128-byte aligned", line)
+            return
+        ranks = [where >> 24] if mask is None else _bits(self._one(g, mask, line))
+        stamp = self.clock.issue()
+        jobs = []
+        for rank in ranks:
+            home = signal if mask is None else signal & _OFFSET | rank << 24
+            if pair and mask is not None:
+                home = signal & _OFFSET | (rank & ~1 | signal >> 24 & 1) << 24
+            barrier, owner = self.find_mbar(home, line, stamp.order)
+            cta = self.peer(rank << 24 | where & _OFFSET, line)
+            if barrier is None or owner is None or cta is None:
+                continue
+            first = where & _OFFSET
+            if not self._in_shared(cta, first, first, tensor.box_bytes, line):
+                continue
+            if barrier.agent < 0:
+                barrier.agent = self.cluster.clocks.add(
+                    f"TMA loads into mbarrier {barrier.address:#x} of CTA {owner.label}"
+                )
+            barrier.loads += 1
+            if cta is not self.cta or owner is not self.cta:
+                self.note_remote(cta, barrier.agent, barrier.loads, line)
+            jobs.append((cta, first, barrier, barrier.loads))
+        region = self.map_region(tensor, line)
+
+        def complete() -> None:
+            data = _read_box(tensor, at, region)
+            for cta, first, barrier, clock in jobs:
+                if cta.live_warps == 0:
+                    self.report("race", f"TMA load into CTA {cta.label}, which has exited", line)
+                    continue
+                place = box_granules(
+                    first >> 4, len(data), tensor.inner_bytes // 16, tensor.swizzle_bytes
+                )
+                cta.shadow.write(
+                    slice(first >> 4, (first >> 4) + len(data)), barrier.agent, clock, stamp.need,
+                    stamp.order, line,
+                )
+                cta.views[16][place] = data
+                barrier.transfer(tensor.box_bytes, barrier.agent, clock)
+
+        self.engine.post_load(complete)
+
+    def _bulk(self) -> BulkGroups:
+        if self.bulk is None:
+            self.bulk = BulkGroups(self.cluster.clocks.add(f"bulk stores of {self.name}"))
+        return self.bulk
+
+    def _post_store(self, stamp: Stamp, cta: Cta, first: int, count: int, line: int,
+                    action: object) -> None:
+        bulk = self._bulk()
+        group = bulk.open
+        bulk.issued = True
+        bulk.outstanding[group] = bulk.outstanding.get(group, 0) + 1
+
+        def complete() -> None:
+            cta.shadow.read(
+                slice(first, first + count), bulk.agent, group + 1, stamp.need, stamp.order, line
+            )
+            action()  # type: ignore[operator]
+            bulk.outstanding[group] -= 1
+            if not bulk.outstanding[group]:
+                del bulk.outstanding[group]
+                waiters, bulk.waiters = bulk.waiters, []
+                self.engine.wake(waiters)
+
+        self.engine.post_store(complete)
+
+    def tma_store(self, g: Group, map_address: Value, coordinates: tuple[Value, ...], source: Value,
+                  reduction: str | None, line: int) -> None:
+        """cp(.reduce).async.bulk.tensor shared -> global."""
+        if g.n > 1:
+            self.report("multi_issue", f"bulk store issued by {g.n} lanes", line, advice=True)
+        tensor = self.tensor_map(map_address, g, line)
+        where = self._one(g, source, line)
+        at = tuple(_signed(self._one(g, c, line)) for c in coordinates)
+        cta, first = self.peer(where, line), where & _OFFSET
+        if len(at) != len(tensor.dims) or first % 128:
+            self.report("misuse", f"bulk store rank {len(at)} from {first:#x}", line)
+            return
+        if cta is None or not self._in_shared(cta, first, first, tensor.box_bytes, line):
+            return
+        region = self.map_region(tensor, line)
+        granules = tensor.box_bytes // 16
+        owner = cta
+
+        def action() -> None:
+            place = box_granules(
+                first >> 4, granules, tensor.inner_bytes // 16, tensor.swizzle_bytes
+            )
+            if region is not None:
+                _write_box(tensor, at, region, owner.views[16][place], reduction, line)
+
+        self._post_store(self.clock.issue(), cta, first >> 4, granules, line, action)
+
+    def bulk_load(self, g: Group, target: Value, source: Value, size: Value, barrier_address: Value,
+                  line: int) -> None:
+        """cp.async.bulk global -> shared (not tensor)."""
+        where, origin = self._one(g, target, line), self._one(g, source, line)
+        count, signal = self._one(g, size, line), self._one(g, barrier_address, line)
+        stamp = self.clock.issue()
+        barrier, owner = self.find_mbar(signal, line, stamp.order)
+        cta, first = self.peer(where, line), where & _OFFSET
+        if g.n > 1 or where % 16 or origin % 16 or count % 16:
+            self.report("misuse", "bulk copy: lanes or 16-byte alignment", line)
+            return
+        if barrier is None or owner is None or cta is None:
+            return
+        region = self.engine.memory.find(origin, count)
+        if region is None:
+            self.report("out_of_bounds", f"bulk read at {self.engine.memory.describe(origin)}", line)
+            return
+        if not self._in_shared(cta, first, first, count, line):
+            return
+        if barrier.agent < 0:
+            barrier.agent = self.cluster.clocks.add(f"bulk loads into mbarrier {barrier.address:#x}")
+        barrier.loads += 1
+        clock, held, into = barrier.loads, barrier, cta
+
+        def complete() -> None:
+            into.shadow.write(slice(first >> 4, first + count >> 4), held.agent, clock, stamp.need,
+                              stamp.order, line)
+            data = region.bytes[origin - region.base :][:count]
+            into.smem[first : first + count] = data
+            held.transfer(count, held.agent, clock)
+
+        self.engine.post_load(complete)
+
+    def bulk_store(self, g: Group, target: Value, source: Value, size: Value, line: int) -> None:
+        """cp.async.bulk shared -> global (not tensor)."""
+        where, origin = self._one(g, target, line), self._one(g, source, line)
+        count = self._one(g, size, line)
+        cta, first = self.peer(origin, line), origin & _OFFSET
+        region = self.engine.memory.find(where, count)
+        if g.n > 1 or where % 16 or origin % 16 or count % 16:
+            self.report("misuse", "bulk store: lanes or 16-byte alignment", line)
+            return
+        if cta is None or not self._in_shared(cta, first, first, count, line):
+            return
+        if region is None:
+            self.report("out_of_bounds", f"bulk write at {self.engine.memory.describe(where)}", line)
+            return
+        owner, into = cta, region
+
+        def action() -> None:
+            at = where - into.base
+            into.bytes[at : at + count] = owner.smem[first : first + count]
+            if into.count is not None:
+                into.count[at : at + count] += 1
+
+        self._post_store(self.clock.issue(), cta, first >> 4, count // 16, line, action)
+
+    def bulk_commit(self) -> None:
+        """cp.async.bulk.commit_group."""
+        bulk = self._bulk()
+        bulk.open += 1
+        bulk.issued = False
+
+    def bulk_wait(self, g: Group, count: Value, read: bool, line: int) -> bool:
+        """cp.async.bulk.wait_group(.read): all but the last ``count`` groups are done."""
+        bulk = self._bulk()
+        last = bulk.open - 1 - self._one(g, count, line)
+        if last < 0:
+            return True
+        if not bulk.done_through(last):
+            self.block(bulk, f"bulk group {last} of {bulk.open}", line)
+            return False
+        self.clock.acquire_agent(bulk.agent, last + 1)
+        return True
+
+    def before_exit(self) -> None:
+        """Shared memory must not go away under an unread bulk store."""
+        super().before_exit()
+        bulk = self.bulk
+        if bulk is None:
+            return
+        if bulk.issued:
+            self.report("unread_store", f"{self.name} exits with an uncommitted bulk store", 0)
+        elif self.clock.rows[0, bulk.agent] < bulk.open:
+            self.report(
+                "unread_store", f"{self.name} exits without waiting (wait_group.read) for its last "
+                "bulk stores", 0,
+            )
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 32) if value > 0x7FFFFFFF else value & M32
+
+
+def _bits(mask: int) -> list[int]:
+    return [i for i in range(16) if mask >> i & 1]
+
+
+def _read_box(tensor: TensorMap, at: tuple[int, ...], region: Region | None) -> np.ndarray:
+    """The box as granules; what lies outside the tensor is zero."""
+    parts = clip(tensor, at)
+    shape = (*reversed(tensor.box[1:]), tensor.inner_bytes)
+    if region is None or parts is None:
+        return np.zeros(tensor.box_bytes // 16, np.complex128)
+    source = strided(region.bytes, region, tensor)[parts[0]]
+    if source.shape == shape:
+        data = np.ascontiguousarray(source)
+    else:
+        data = np.zeros(shape, np.uint8)
+        data[parts[1]] = source
+    return data.reshape(-1).view(np.complex128)
+
+
+_REDUCE_TYPES = {"f32": np.float32, "f16": np.float16, "u32": np.uint32, "s32": np.int32,
+                 "u64": np.uint64, "f64": np.float64}
+
+
+def _write_box(tensor: TensorMap, at: tuple[int, ...], region: Region, granules: np.ndarray,
+               reduction: str | None, line: int) -> None:
+    parts = clip(tensor, at)
+    if parts is None:
+        return
+    outer, inner = parts
+    shape = (*reversed(tensor.box[1:]), tensor.inner_bytes)
+    data = granules.view(np.uint8).reshape(shape)[inner]
+    target = strided(region.bytes, region, tensor)
+    if reduction is None:
+        target[outer] = data
+        if region.count is not None:
+            strided(region.count, region, tensor)[outer] += 1
+        return
+    if reduction != "add":
+        raise UnsupportedPtx(f"bulk reduction .{reduction}", line)
+    old = np.ascontiguousarray(target[outer])
+    new = np.ascontiguousarray(data)
+    if tensor.type_name == "bf16":
+        wide = [(x.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+                for x in (old, new)]
+        from .convert import bf16_bits
+
+        total = bf16_bits((wide[0] + wide[1]).view(np.uint32)).astype(np.uint16).view(np.uint8)
+    else:
+        kind = _REDUCE_TYPES.get(tensor.type_name)
+        if kind is None:
+            raise UnsupportedPtx(f"bulk reduction of {tensor.type_name}", line)
+        total = (old.view(kind) + new.view(kind)).view(np.uint8)
+    target[outer] = total
+    if region.reduced is not None:
+        strided(region.reduced, region, tensor)[outer] = True
+
+

@@ -1,0 +1,135 @@
+"""Run launches through the engine and build the report.
+
+``run_launch`` is the core entry without any DSL: PTX text, a ``Launch`` and tensor regions in, a
+``SimReport`` out. ``simulate`` (in the package) adds launch capture.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from .codegen import Program, compile_kernel
+from .launch_record import Launch, TensorRegion
+from .machine import Cluster
+from .memory import GlobalMemory
+from .parse import parse
+from .report import SimError, SimReport
+from .sched import Engine
+from .warp import Warp
+
+
+@lru_cache(maxsize=32)
+def _programs(ptx: str) -> Mapping[str, Program]:
+    return {name: compile_kernel(kernel) for name, kernel in parse(ptx).items()}
+
+
+def cluster_positions(launch: Launch) -> list[list[tuple[int, int, int]]]:
+    """CTA positions, cluster by cluster; rank order is x fastest."""
+    grid, cluster = launch.grid, launch.cluster
+    if any(g % c for g, c in zip(grid, cluster, strict=True)):
+        raise SimError(f"grid {grid} is not a multiple of the cluster {cluster}")
+    counts = [range(g // c) for g, c in zip(grid, cluster, strict=True)]
+    inner = [range(c) for c in cluster]
+    return [
+        [
+            (cx * cluster[0] + x, cy * cluster[1] + y, cz * cluster[2] + z)
+            for z, y, x in itertools.product(inner[2], inner[1], inner[0])
+        ]
+        for cz, cy, cx in itertools.product(counts[2], counts[1], counts[0])
+    ]
+
+
+def run_launch(
+    ptx: str,
+    launch: Launch,
+    tensors: Sequence[TensorRegion],
+    *,
+    mode: str = "lazy",
+    checks: bool = True,
+    sms: int = 132,
+    roles: Mapping[int, str] | None = None,
+) -> SimReport:
+    """Simulate one launch; faults of the kernel come back as findings."""
+    programs = _programs(ptx)
+    if launch.kernel not in programs:
+        raise SimError(f"kernel {launch.kernel!r} is not in the PTX")
+    program = programs[launch.kernel]
+    started = time.perf_counter()
+    engine = Engine(mode, checks, sms)
+    engine.roles = dict(roles or {})
+    engine.memory = GlobalMemory(tensors, engine.report)
+    engine.params = _pack_params(program, launch)
+    engine.strict_wait = "tcgen05.wait::ld" in ptx
+    lines = {i.line: i for b in program.flow.blocks for i in b.instrs}
+    engine.source_line = lambda line: (
+        program.kernel.source_line(lines[line]) if line in lines else None
+    )
+    counts: dict[str, Counter[str]] = {}
+    together = needs_all_ctas(program)
+    groups = cluster_positions(launch)
+    batches = [groups] if together else [[group] for group in groups]
+    number = 0
+    for batch in batches:
+        clusters = []
+        for positions in batch:
+            clusters.append(Cluster(engine, program, launch, number, positions))
+            number += 1
+        warps = [w for cluster in clusters for w in cluster.start(Warp)]
+        engine.run(warps)
+        _count(warps, program, engine.roles, counts)
+        if engine.deadlocked:
+            break
+        engine.queues.clear()
+        engine.cores.clear()
+    once = None if engine.deadlocked else engine.memory.final_check()
+    seconds = time.perf_counter() - started
+    found = tuple(engine.findings.values())
+    return SimReport(
+        findings=tuple(f for f in found if not f.advice),
+        notes=tuple(f for f in found if f.advice),
+        counts={name: dict(c) for name, c in counts.items()},
+        tiles_written_once=once if not engine.deadlocked else False,
+        seconds=seconds, mode=mode, grid=launch.grid, cluster=launch.cluster, kernel=launch.kernel,
+        deadlocked=engine.deadlocked, ptx=ptx,
+    )
+
+
+def needs_all_ctas(program: Program) -> bool:
+    """CTAs may wait for each other through global memory: run all of them together."""
+    for block in program.flow.blocks:
+        for instr in block.instrs:
+            parts = instr.parts
+            shared = any(p.startswith("shared") for p in parts)
+            if parts[0] in ("atom", "red") and not shared:
+                return True
+            if parts[0] == "ld" and "acquire" in parts and not shared:
+                return True
+    return False
+
+
+def _pack_params(program: Program, launch: Launch) -> bytes:
+    sizes = [p.size for p in program.kernel.params]
+    if [len(p) for p in launch.params] != sizes:
+        raise SimError(
+            f"launch has parameters of {[len(p) for p in launch.params]} bytes, the kernel {sizes}"
+        )
+    packed = b""
+    for value in launch.params:
+        packed += value + bytes(-len(value) % 64)
+    return packed
+
+
+def _count(warps: list[Warp], program: Program, roles: Mapping[int, str],
+           counts: dict[str, Counter[str]]) -> None:
+    for warp in warps:
+        total: Counter[str] = Counter()
+        for executed, categories in zip(warp.counts, program.categories, strict=True):
+            if executed:
+                for name, value in categories.items():
+                    total[name] += executed * value
+        for name in {f"warp {warp.index}", roles.get(warp.index, f"warp {warp.index}")}:
+            counts.setdefault(name, Counter()).update(total)
