@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -31,13 +32,15 @@ class Timings:
     """Canned timings in milliseconds, by kind: ``"ours"``, ``"triton"``, ``"aten"``.
 
     ``unfused`` is for the GEMM alone, ``fused`` with its epilogue, ``pointwise`` for
-    the consumer's own kernel. ``choices`` collects the names that Inductor timed.
+    the consumer's own kernel. ``choices`` collects the names that Inductor timed,
+    ``inexpressible`` why a fused trial had no kernel.
     """
 
     unfused: dict[str, float] = field(default_factory=dict)
     fused: dict[str, float] = field(default_factory=dict)
     pointwise: float = 0.2
     choices: list[str] = field(default_factory=list)
+    inexpressible: list[str] = field(default_factory=list)
 
     def of_choice(self, choice: Any) -> float:
         self.choices.append(choice.name)
@@ -47,7 +50,11 @@ class Timings:
         trial = getattr(module, "torch_cute_trial", None)
         if trial is None:
             return self.fused.get("triton", 10.0)
-        return math.inf if '"reasons"' in trial else self.fused.get("ours", 10.0)
+        why = json.loads(trial).get("reasons")
+        if why is None:
+            return self.fused.get("ours", 10.0)
+        self.inexpressible += why
+        return math.inf
 
 
 def kind_of(choice: Any) -> str:
@@ -254,11 +261,9 @@ def _clear_caches() -> None:
     """Forget what was cached of one GPU, real or fake."""
     from torch_cute_backend.runtime import device
 
-    wanted = ("torch._inductor.", "torch.utils._triton", device.__name__)
-    for name, module in list(sys.modules.items()):
-        if module is not None and name.startswith(wanted):
-            for value in list(vars(module).values()):
-                _clear(value)
+    for name in ("torch._inductor.utils", "torch.utils._triton", device.__name__):
+        for value in list(vars(sys.modules[name]).values()):
+            _clear(value)
     from torch._inductor.codecache import CacheBase
     from torch._inductor.runtime.hints import DeviceProperties
 

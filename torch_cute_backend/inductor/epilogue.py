@@ -71,7 +71,7 @@ class _InexpressibleError(Exception):
 _RENAMED = {"truediv": "div", "bitwise_not": "logical_not"}
 _DIRECT = frozenset(
     (
-        "add sub mul neg abs maximum minimum relu exp sigmoid tanh erf sqrt rsqrt "
+        "add sub mul div neg abs maximum minimum relu exp sigmoid tanh erf sqrt rsqrt "
         "lt le gt ge eq where logical_not"
     ).split()
 )

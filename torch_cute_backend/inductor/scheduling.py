@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch._dynamo.utils import counters
+from torch._inductor import ir
 from torch._inductor.codecache import write_atomic
 from torch._inductor.codegen.cuda_combined_scheduling import CUDACombinedScheduling
 from torch._inductor.virtualized import V
@@ -23,10 +24,11 @@ from torch.utils._ordered_set import OrderedSet
 
 from torch_cute_backend.errors import CuteBackendError
 from torch_cute_backend.inductor import compat, reasons, timing
-from torch_cute_backend.inductor.choice import Render
+from torch_cute_backend.inductor.choice import CuteCaller, Render
 from torch_cute_backend.inductor.plan import Plan, make_plan
 from torch_cute_backend.inductor.served import rebuild
 from torch_cute_backend.inductor.spec import KernelSpec
+from torch_cute_backend.inductor.viewfusion import reads_through_view
 from torch_cute_backend.status import Status
 
 LOADER = "torch_cute_load_gemm"
@@ -55,6 +57,33 @@ class CuteScheduling(CUDACombinedScheduling):  # type: ignore[misc]
         if render_of(node1) is not None or render_of(node2) is not None:
             return False
         return bool(super().can_fuse_horizontal(node1, node2))
+
+    def can_fuse_multi_outputs_template(self, node1: Any, node2: Any) -> bool:
+        """Asked first of all by ``Scheduler.can_fuse``, whose yes is final: used for
+        consumers that read the GEMM through a view (see :mod:`viewfusion`)."""
+        if reads_through_view(node1, node2):
+            render = self._likely_render(node1)
+            if render is not None:
+                return self._can_fuse_epilogue(render, node1, node2)
+        return bool(super().can_fuse_multi_outputs_template(node1, node2))
+
+    @staticmethod
+    def _likely_render(node: Any) -> Render | None:
+        """Our render of a template, settled or the one that Inductor would try first:
+        it tries only the fastest choice that it believes to be a Triton template."""
+        render = render_of(node)
+        template = node.get_template_node()
+        if render is not None or not isinstance(template, ir.MultiTemplateBuffer):
+            return render
+        if template.make_kernel_render is not None:
+            return None
+        timed = {
+            choice: ms
+            for choice, ms in template.choice_timings().items()
+            if isinstance(choice, ir.TritonTemplateCallerBase)
+        }
+        best = min(timed, key=timed.__getitem__, default=None)
+        return best.make_kernel_render if isinstance(best, CuteCaller) else None
 
     def _can_fuse_epilogue(self, render: Render, node1: Any, node2: Any) -> bool:
         nodes = [*node1.get_nodes(), *node2.get_nodes()]
