@@ -124,7 +124,7 @@ class Mma(Stmt):
 
     ``promote``: keep each k tile's sum apart and add it to fp32 registers (exact FP8
     accumulation on wgmma). ``index`` is the k loop's index: a TMEM accumulator starts
-    from zero at index 0.
+    from zero at index 0. ``padding``: rows of ``a`` that TMA does not fill.
     """
 
     accumulator: Buffer
@@ -133,11 +133,14 @@ class Mma(Stmt):
     pipeline: Pipeline
     index: Var
     promote: Buffer | None = None
+    padding: Buffer | None = None
 
     def effects(self) -> tuple[Effect, ...]:
         extra: tuple[Effect, ...] = ()
+        if self.padding is not None:
+            extra = (Read(self.padding, Proxy.ASYNC),)
         if self.accumulator.space is Space.RMEM:
-            extra = (Issue(Queue.WGMMA),)
+            extra = (*extra, Issue(Queue.WGMMA))
         if self.promote is not None:
             extra = (*extra, Read(self.promote), Write(self.promote))
         return (

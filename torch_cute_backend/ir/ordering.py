@@ -2,8 +2,7 @@
 
 In: a partitioned program, in the form whose barriers one wants to rely on (to ignore
 the residual loop, take it out first). Out: :class:`Race` values, none if every
-conflicting pair is ordered. Two accesses of one shared, tensor-memory or global buffer
-conflict if one of them changes it. Registers belong to a thread and are left out.
+conflicting pair (:mod:`ir.accesses`) is ordered.
 
 A pair is ordered, and only then, if
 
@@ -21,98 +20,35 @@ Whatever is not understood orders nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import combinations
 
-from torch_cute_backend.ir.dataflow import ConsumerRelease, MmaDrain, ProducerTail
+from torch_cute_backend.ir.accesses import (
+    Access,
+    Race,
+    accesses,
+    conflict,
+    conflicts,
+    side,
+)
+from torch_cute_backend.ir.dataflow import MmaDrain
 from torch_cute_backend.ir.effects import (
     Alloc,
     Arrive,
-    Effect,
     Free,
-    Init,
     Issue,
-    Read,
+    Queue,
     Scope,
     Sync,
     SyncArrive,
     SyncWait,
-    Wait,
-    Write,
 )
+from torch_cute_backend.ir.lifetimes import is_tail, lifetime_races
 from torch_cute_backend.ir.ops import Stmt
 from torch_cute_backend.ir.pipelines import imbalance
-from torch_cute_backend.ir.printer import print_statement
 from torch_cute_backend.ir.program import Program
 from torch_cute_backend.ir.schedules import Schedules
 from torch_cute_backend.ir.threads import Site, Thread, threads
-from torch_cute_backend.ir.values import (
-    Buffer,
-    Pipeline,
-    PipelineKind,
-    Proxy,
-    Role,
-    Space,
-)
-
-MemoryEffect = Read | Write | Alloc | Free
-
-
-@dataclass(frozen=True)
-class Access:
-    """One memory effect of one site."""
-
-    site: Site
-    effect: MemoryEffect
-
-    @property
-    def buffer(self) -> Buffer:
-        return self.effect.buffer
-
-    @property
-    def mutates(self) -> bool:
-        return not isinstance(self.effect, Read)
-
-    @property
-    def asynchronous(self) -> bool:
-        effect = self.effect
-        return isinstance(effect, (Read, Write)) and effect.proxy is Proxy.ASYNC
-
-    @property
-    def disjoint(self) -> bool:
-        return isinstance(self.effect, Write) and self.effect.disjoint
-
-    def __str__(self) -> str:
-        kind = type(self.effect).__name__.lower()
-        role = self.site.role
-        stmt = self.site.stmt
-        tag = f"[{role}] " if role and not stmt.role else ""
-        return f"{kind} in {tag}{print_statement(stmt)}"
-
-
-@dataclass(frozen=True)
-class Race:
-    """Two conflicting accesses without order, or one that outlives the CTA."""
-
-    first: Access
-    second: Access | None
-    what: str
-
-    @property
-    def in_post(self) -> bool:
-        """Does it involve what runs after the loops?"""
-        accesses = (self.first,) if self.second is None else (self.first, self.second)
-        return self.second is None or any(a.site.section.after_loop for a in accesses)
-
-    @property
-    def statement(self) -> Stmt:
-        """The statement to name first: the later one, where order is evident."""
-        return (self.second or self.first).site.stmt
-
-    def __str__(self) -> str:
-        if self.second is None:
-            return f"{self.what}: {self.first}"
-        return f"{self.what}: {self.first} and {self.second}"
+from torch_cute_backend.ir.values import Pipeline, PipelineKind, Role, Space
 
 
 def races(program: Program) -> tuple[Race, ...]:
@@ -123,10 +59,6 @@ def races(program: Program) -> tuple[Race, ...]:
         second = None if race.second is None else race.second.site.stmt
         found.setdefault((race.first.site.stmt, second, race.what), race)
     return tuple(found.values())
-
-
-def memory_effects(effects: tuple[Effect, ...]) -> tuple[MemoryEffect, ...]:
-    return tuple(e for e in effects if isinstance(e, (Read, Write, Alloc, Free)))
 
 
 class _Check:
@@ -143,13 +75,12 @@ class _Check:
 
     def run(self) -> Iterator[Race]:
         for one, other in combinations(self.threads, 2):
-            for x, y in _conflicts(_accesses(one), _accesses(other)):
+            for x, y in conflicts(accesses(one), accesses(other)):
                 if not self._ordered(x, y):
                     yield Race(x, y, f"unordered accesses of {x.buffer}")
         for thread in self.threads:
             yield from self._within(thread)
-        yield from self._barrier_set_up()
-        yield from self._exit()
+        yield from lifetime_races(self.program, self.threads, self.syncs, self._settled)
 
     # --- pairs of different roles
 
@@ -177,52 +108,59 @@ class _Check:
         pipeline = self._bracket(access)
         if pipeline is None:
             return self.schedules.drained(access.site, access.effect)
-        if _side(pipeline, access.site.role) == "producer":
+        if side(pipeline, access.site.role) == "producer":
             return True
         return self._consumer_done(pipeline)
 
+    def _settled(self, access: Access) -> bool:
+        """Handed over by a pipeline, or drained before its role ends?"""
+        if self._bracket(access) is not None:
+            return True
+        return self.schedules.drained(access.site, access.effect)
+
     def _consumer_done(self, pipeline: Pipeline) -> bool:
         """Are the consumer's asynchronous reads known to be complete at its end?"""
-        kinds = (ProducerTail, MmaDrain)
-        sites = (s for t in self.threads for s in t.sites())
         return any(
-            isinstance(s.stmt, kinds) and s.stmt.pipeline == pipeline for s in sites
+            is_tail(site, pipeline)
+            or (isinstance(site.stmt, MmaDrain) and site.stmt.pipeline == pipeline)
+            for thread in self.threads
+            for site in thread.sites()
         )
 
     def _bracket(self, access: Access) -> Pipeline | None:
         """The pipeline whose held stage covers this access and its completion."""
         for pipeline in self.in_step:
-            side = _side(pipeline, access.site.role)
+            end = side(pipeline, access.site.role)
             held = access.site.holds_pipeline(pipeline) is not None
-            if held and side and access.buffer in pipeline.carries:
-                if side == "consumer" or _announced(access, pipeline):
-                    return pipeline
+            if not held or access.buffer not in pipeline.carries:
+                continue
+            covered = {"producer": _announced, "consumer": _given_back}
+            if end in covered and covered[end](access, pipeline):
+                return pipeline
         return None
 
     def _by_pipeline(self, x: Access, y: Access) -> bool:
         pipeline = self._bracket(x)
         if pipeline is None or pipeline != self._bracket(y):
             return False
-        return _side(pipeline, x.site.role) != _side(pipeline, y.site.role)
+        return side(pipeline, x.site.role) != side(pipeline, y.site.role)
 
     def _after_pipeline(self, x: Access, y: Access) -> bool:
         """Is bracketed ``x`` over when ``y``, behind its role's loop, runs?"""
         pipeline = self._bracket(x)
         if pipeline is None or not y.site.section.after_loop:
             return False
-        if _side(pipeline, x.site.role) == "producer":
-            return _side(pipeline, y.site.role) == "consumer"
-        return pipeline in y.site.tailed and (
-            _side(pipeline, y.site.role) == "producer"
-        )
+        if side(pipeline, x.site.role) == "producer":
+            return side(pipeline, y.site.role) == "consumer"
+        return pipeline in y.site.tailed and (side(pipeline, y.site.role) == "producer")
 
     # --- pairs of one role
 
     def _within(self, thread: Thread) -> Iterator[Race]:
-        accesses = _accesses(thread)
-        pairs = [*combinations(accesses, 2), *((a, a) for a in accesses)]
+        mine = accesses(thread)
+        pairs = [*combinations(mine, 2), *((a, a) for a in mine)]
         for x, y in pairs:
-            if not _conflict(x, y) or (x.disjoint and y.disjoint):
+            if not conflict(x, y) or (x.disjoint and y.disjoint):
                 continue
             if thread.role is None:
                 once = isinstance(x.effect, (Alloc, Free)) and x is y
@@ -248,7 +186,7 @@ class _Check:
         pipeline = self._bracket(x)
         if pipeline is None or pipeline != self._bracket(y):
             return False
-        if _side(pipeline, x.site.role) != "producer":
+        if side(pipeline, x.site.role) != "producer":
             return False
         since = (x.site.holds_pipeline(pipeline), y.site.holds_pipeline(pipeline))
         if since[0] != since[1]:
@@ -262,76 +200,6 @@ class _Check:
             if other.role == site.role and hold and other.order == hold.since:
                 return other.nesting == site.nesting
         return False
-
-    # --- barriers' own memory, and the end of the CTA
-
-    def _barrier_set_up(self) -> Iterator[Race]:
-        """An mbarrier is initialised before any thread of the cluster touches it."""
-        needed = Scope.CLUSTER if self.program.cluster_size > 1 else None
-        sites = [s for t in self.threads for s in t.sites()]
-        for pipeline in self.program.pipelines:
-            starts = [s for s in sites if Init(pipeline) in s.stmt.effects()]
-            if not starts:
-                continue
-            for site in sites:
-                if not _touches_barrier(site, pipeline):
-                    continue
-                if all(self._published(s, site, needed) for s in starts):
-                    continue
-                fake = Access(starts[0], Alloc(Buffer(pipeline.name, Space.SMEM, "")))
-                use = Access(site, Read(fake.buffer))
-                yield Race(fake, use, f"barriers of {pipeline} used unpublished")
-                break
-
-    def _published(self, start: Site, use: Site, needed: Scope | None) -> bool:
-        return any(
-            start.top < arrive and wait < use.top and needed in (None, scope)
-            for arrive, wait, scope in self.syncs
-        )
-
-    def _exit(self) -> Iterator[Race]:
-        """CTA exit frees shared memory: no bulk store may still read it, and no CTA of
-        the cluster may still arrive at its barriers."""
-        for access in (a for t in self.threads for a in _accesses(t)):
-            if access.buffer.space is not Space.SMEM or not access.asynchronous:
-                continue
-            issued = any(isinstance(e, Issue) for e in access.site.stmt.effects())
-            if issued and self._bracket(access) is None:
-                if not self.schedules.drained(access.site, access.effect):
-                    yield Race(access, None, "the CTA may exit before it has read")
-        yield from self._late_arrivals()
-
-    def _late_arrivals(self) -> Iterator[Race]:
-        """Releases that may arrive at the barriers of a CTA that has exited."""
-        sites = [s for t in self.threads for s in t.sites()]
-        for pipeline in self.program.pipelines:
-            if not self._arrives_late(pipeline):
-                continue
-            if any(_is_tail(s, pipeline) for s in sites):
-                continue
-            for site in sites:
-                stmt = site.stmt
-                if isinstance(stmt, ConsumerRelease) and stmt.pipeline == pipeline:
-                    target = Buffer(pipeline.name, Space.SMEM, "")
-                    what = "the CTA may exit before this arrives"
-                    yield Race(Access(site, Write(target)), None, what)
-                    break
-
-    def _arrives_late(self, pipeline: Pipeline) -> bool:
-        """tcgen05.commit arrives by itself, long after the thread moved on; a thread's
-        own arrival can only be late at a peer."""
-        if pipeline.kind is PipelineKind.TMA_UMMA:
-            return True
-        if pipeline.kind is PipelineKind.TMA_WGMMA:
-            return self.program.cluster_size > 1 and not self._cluster_meets_last()
-        return self.program.cta_group > 1
-
-    def _cluster_meets_last(self) -> bool:
-        sites = (s for t in self.threads for s in t.sites())
-        last = max((s.top for s in sites if s.role is not None), default=-1)
-        return any(
-            scope is Scope.CLUSTER and last < arrive for arrive, _, scope in self.syncs
-        )
 
 
 def _sync_intervals(program: Program) -> tuple[tuple[int, int, Scope], ...]:
@@ -351,36 +219,6 @@ def _sync_intervals(program: Program) -> tuple[tuple[int, int, Scope], ...]:
     return tuple(found)
 
 
-def _accesses(thread: Thread) -> tuple[Access, ...]:
-    found = []
-    for site in thread.sites():
-        for effect in memory_effects(site.stmt.effects()):
-            if effect.buffer.space is not Space.RMEM:
-                found.append(Access(site, effect))
-    return tuple(found)
-
-
-def _conflict(x: Access, y: Access) -> bool:
-    return x.buffer == y.buffer and (x.mutates or y.mutates)
-
-
-def _conflicts(
-    ones: tuple[Access, ...], others: tuple[Access, ...]
-) -> Iterator[tuple[Access, Access]]:
-    for x in ones:
-        for y in others:
-            if _conflict(x, y):
-                yield x, y
-
-
-def _side(pipeline: Pipeline, role: Role | None) -> str | None:
-    if role is None:
-        return None
-    if role.name == pipeline.producer:
-        return "producer"
-    return "consumer" if role.name == pipeline.consumer else None
-
-
 def _announced(access: Access, pipeline: Pipeline) -> bool:
     """Does the full barrier wait for this producer access to complete?
 
@@ -391,27 +229,26 @@ def _announced(access: Access, pipeline: Pipeline) -> bool:
         return False
     if pipeline.kind is PipelineKind.UMMA_EPILOGUE:
         return access.buffer.space is Space.TMEM
-    return Arrive(pipeline, full=True) in access.site.stmt.effects()
+    return Arrive(pipeline, full=True) in access.site.effects
+
+
+def _given_back(access: Access, pipeline: Pipeline) -> bool:
+    """Does the release wait for this consumer access to complete?
+
+    A release of a wgmma pipeline waits for its group first, tcgen05.commit arrives
+    after the MMAs before it; neither covers the other's operations. Changing a stage
+    that TMA fills next would need a proxy fence, which no kind here has.
+    """
+    if access.mutates:
+        return False
+    if not access.asynchronous:
+        return True
+    wgmma = Issue(Queue.WGMMA) in access.site.effects
+    if pipeline.kind is PipelineKind.TMA_WGMMA:
+        return wgmma
+    return pipeline.kind is PipelineKind.TMA_UMMA and not wgmma
 
 
 def _tensor_order(access: Access) -> bool:
     """tcgen05 operations that one thread issues on tensor memory run in order."""
     return access.asynchronous and access.buffer.space is Space.TMEM
-
-
-def _is_tail(site: Site, pipeline: Pipeline) -> bool:
-    """The producer's tail, behind its loop."""
-    stmt = site.stmt
-    return (
-        isinstance(stmt, ProducerTail)
-        and stmt.pipeline == pipeline
-        and site.section.after_loop
-        and _side(pipeline, site.role) == "producer"
-    )
-
-
-def _touches_barrier(site: Site, pipeline: Pipeline) -> bool:
-    return any(
-        isinstance(e, (Arrive, Wait)) and e.pipeline == pipeline
-        for e in site.stmt.effects()
-    )

@@ -13,8 +13,8 @@ in each trip, and unconditionally; otherwise it is not used.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from torch_cute_backend.ir.effects import (
     Alloc,
@@ -40,31 +40,37 @@ from torch_cute_backend.ir.values import NamedBarrier, Proxy, Role, Space
 TRIPS = (0, 2)
 
 
-@dataclass(frozen=True)
 class _Trace:
     """One role's steps for one trip count."""
 
-    role: Role
-    steps: tuple[Step, ...]
+    def __init__(self, role: Role, steps: tuple[Step, ...]) -> None:
+        self.role = role
+        self.steps = steps
+        self._positions: dict[int, list[int]] = {}
+        self._syncs: dict[NamedBarrier, list[int]] = {}
+        for i, step in enumerate(steps):
+            self._positions.setdefault(step.site.order, []).append(i)
+            for effect in step.site.effects:
+                if isinstance(effect, NamedSync):
+                    self._syncs.setdefault(effect.barrier, []).append(i)
 
-    def positions(self, site: Site) -> tuple[int, ...]:
-        order = site.order
-        return tuple(i for i, s in enumerate(self.steps) if s.site.order == order)
+    def positions(self, site: Site) -> list[int]:
+        return self._positions.get(site.order, [])
 
     def certain(self, effect: type[Effect], after: int) -> Iterator[tuple[int, Effect]]:
         """Effects of that class that surely happen behind position ``after``."""
         for i in range(after + 1, len(self.steps)):
             step = self.steps[i]
             if step.certain:
-                for found in step.site.stmt.effects():
+                for found in step.site.effects:
                     if isinstance(found, effect):
                         yield i, found
 
+    def runs(self, barrier: NamedBarrier) -> tuple[Step, ...]:
+        return tuple(self.steps[i] for i in self._syncs.get(barrier, []))
+
     def syncs_before(self, barrier: NamedBarrier, position: int) -> int:
-        return sum(
-            NamedSync(barrier) in step.site.stmt.effects()
-            for step in self.steps[:position]
-        )
+        return bisect_left(self._syncs.get(barrier, []), position)
 
 
 class Schedules:
@@ -80,9 +86,16 @@ class Schedules:
         barriers: dict[NamedBarrier, None] = {}
         for thread in roles:
             for site in thread.sites():
-                for effect in site.stmt.effects():
+                for effect in site.effects:
                     if isinstance(effect, NamedSync):
                         barriers[effect.barrier] = None
+        names = tuple(thread.role.name for thread in roles if thread.role is not None)
+        self._counted = {
+            (barrier, name): self._counts(barrier, name)
+            for barrier in barriers
+            for name in names
+            if name in barrier.roles
+        }
         self._barriers = tuple(barriers)
 
     def ordered(self, x: Site, fx: Effect, y: Site, fy: Effect) -> bool:
@@ -145,15 +158,12 @@ class Schedules:
 
     def _usable(self, barrier: NamedBarrier, x: Role, y: Role) -> bool:
         """Do both roles take part, in step, on every path?"""
-        if x.name not in barrier.roles or y.name not in barrier.roles:
-            return False
-        counts = {self._counts(barrier, role) for role in (x, y)}
+        counts = {self._counted.get((barrier, role.name)) for role in (x, y)}
         return len(counts) == 1 and None not in counts
 
-    def _counts(self, barrier: NamedBarrier, role: Role) -> tuple[int, int] | None:
+    def _counts(self, barrier: NamedBarrier, name: str) -> tuple[int, int] | None:
         """(runs before the loop, runs a trip), or None if some run is conditional."""
-        steps = self._traces[(role.name, 2)].steps
-        runs = [s for s in steps if NamedSync(barrier) in s.site.stmt.effects()]
+        runs = self._traces[(name, 2)].runs(barrier)
         if not all(s.certain for s in runs):
             return None
         before = (Section.PROLOGUE, Section.HEAD)
@@ -165,7 +175,7 @@ def _completed_at(t: _Trace, i: int, effect: Effect) -> int | None:
     """Position behind which the access of step ``i`` is complete, if there is one."""
     if not isinstance(effect, (Read, Write)) or effect.proxy is not Proxy.ASYNC:
         return i
-    issued = [e for e in t.steps[i].site.stmt.effects() if isinstance(e, Issue)]
+    issued = [e for e in t.steps[i].site.effects if isinstance(e, Issue)]
     if len(issued) != 1 or not _drains(issued[0].queue, effect):
         return None
     queue = issued[0].queue

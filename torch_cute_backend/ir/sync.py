@@ -17,6 +17,7 @@ from torch_cute_backend.ir.effects import (
     Registers,
     Scope,
     Sync,
+    Write,
     SyncArrive,
     SyncWait,
 )
@@ -202,6 +203,16 @@ class PartitionEpilogue(Stmt):
 
     def effects(self) -> tuple[Effect, ...]:
         return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroPadding(Stmt):
+    """Zero the rows of every stage of A that TMA never fills but an MMA reads."""
+
+    buffer: Buffer
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (Write(self.buffer, disjoint=True),)
 
 
 @dataclass(frozen=True, kw_only=True)

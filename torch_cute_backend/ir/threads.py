@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 
 from torch_cute_backend.ir.dataflow import (
     ConsumerRelease,
@@ -18,6 +19,7 @@ from torch_cute_backend.ir.dataflow import (
     ProducerCommit,
     ProducerTail,
 )
+from torch_cute_backend.ir.effects import Effect
 from torch_cute_backend.ir.ops import Body, Stmt
 from torch_cute_backend.ir.program import Program
 from torch_cute_backend.ir.structure import (
@@ -73,6 +75,10 @@ class Site:
     holds: tuple[Hold, ...] = ()
     nesting: tuple[Stmt, ...] = ()
     tailed: tuple[Pipeline, ...] = ()
+
+    @cached_property
+    def effects(self) -> tuple[Effect, ...]:
+        return self.stmt.effects()
 
     def holds_pipeline(self, pipeline: Pipeline) -> Hold | None:
         return next((h for h in self.holds if h.pipeline == pipeline), None)

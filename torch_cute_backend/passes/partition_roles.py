@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import ClassVar
 
+from torch_cute_backend.ir.accesses import memory_effects
 from torch_cute_backend.ir.analysis import (
     count_statements,
     definitions,
@@ -33,7 +34,7 @@ from torch_cute_backend.ir.effects import (
     Wait,
 )
 from torch_cute_backend.ir.ops import Body, Stmt, walk
-from torch_cute_backend.ir.ordering import memory_effects, races
+from torch_cute_backend.ir.ordering import races
 from torch_cute_backend.ir.printer import print_statement
 from torch_cute_backend.ir.program import Program
 from torch_cute_backend.ir.structure import (

@@ -1,0 +1,110 @@
+"""Memory accesses of a program's threads, and pairs of them that conflict.
+
+Two accesses of one shared, tensor-memory or global buffer conflict if one of them
+changes it. Registers belong to a thread and are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch_cute_backend.ir.effects import Alloc, Effect, Free, Read, Write
+from torch_cute_backend.ir.ops import Stmt
+from torch_cute_backend.ir.printer import print_statement
+from torch_cute_backend.ir.threads import Site, Thread
+from torch_cute_backend.ir.values import Buffer, Pipeline, Proxy, Role, Space
+
+MemoryEffect = Read | Write | Alloc | Free
+
+
+@dataclass(frozen=True)
+class Access:
+    """One memory effect of one site."""
+
+    site: Site
+    effect: MemoryEffect
+
+    @property
+    def buffer(self) -> Buffer:
+        return self.effect.buffer
+
+    @property
+    def mutates(self) -> bool:
+        return not isinstance(self.effect, Read)
+
+    @property
+    def asynchronous(self) -> bool:
+        effect = self.effect
+        return isinstance(effect, (Read, Write)) and effect.proxy is Proxy.ASYNC
+
+    @property
+    def disjoint(self) -> bool:
+        return isinstance(self.effect, Write) and self.effect.disjoint
+
+    def __str__(self) -> str:
+        kind = type(self.effect).__name__.lower()
+        role = self.site.role
+        stmt = self.site.stmt
+        tag = f"[{role}] " if role and not stmt.role else ""
+        return f"{kind} in {tag}{print_statement(stmt)}"
+
+
+@dataclass(frozen=True)
+class Race:
+    """Two conflicting accesses without order, or one that outlives the CTA."""
+
+    first: Access
+    second: Access | None
+    what: str
+
+    @property
+    def in_post(self) -> bool:
+        """Does it involve what runs after the loops?"""
+        accesses = (self.first,) if self.second is None else (self.first, self.second)
+        return self.second is None or any(a.site.section.after_loop for a in accesses)
+
+    @property
+    def statement(self) -> Stmt:
+        """The statement to name first: the later one, where order is evident."""
+        return (self.second or self.first).site.stmt
+
+    def __str__(self) -> str:
+        if self.second is None:
+            return f"{self.what}: {self.first}"
+        return f"{self.what}: {self.first} and {self.second}"
+
+
+def memory_effects(effects: tuple[Effect, ...]) -> tuple[MemoryEffect, ...]:
+    return tuple(e for e in effects if isinstance(e, (Read, Write, Alloc, Free)))
+
+
+def accesses(thread: Thread) -> tuple[Access, ...]:
+    found = []
+    for site in thread.sites():
+        for effect in memory_effects(site.effects):
+            if effect.buffer.space is not Space.RMEM:
+                found.append(Access(site, effect))
+    return tuple(found)
+
+
+def conflict(x: Access, y: Access) -> bool:
+    return x.buffer == y.buffer and (x.mutates or y.mutates)
+
+
+def conflicts(
+    ones: tuple[Access, ...], others: tuple[Access, ...]
+) -> Iterator[tuple[Access, Access]]:
+    for x in ones:
+        for y in others:
+            if conflict(x, y):
+                yield x, y
+
+
+def side(pipeline: Pipeline, role: Role | None) -> str | None:
+    """Which end of ``pipeline`` the role is."""
+    if role is None:
+        return None
+    if role.name == pipeline.producer:
+        return "producer"
+    return "consumer" if role.name == pipeline.consumer else None
