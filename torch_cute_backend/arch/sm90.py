@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch_cute_backend.schedule import GemmSchedule
 
 WARPGROUP_THREADS = 128
+WARP_THREADS = 32
 MMA_M = 64
 MAX_ACCUMULATORS_PER_THREAD = 192
 """fp32 accumulators a thread may hold: 255 registers less addresses and epilogue."""
@@ -28,26 +29,35 @@ class Sm90Spec(ArchSpec):
     """See :class:`ArchSpec`."""
 
     def threads(self, schedule: GemmSchedule) -> int:
-        """One producer warpgroup (one of its warps loads) and the math warpgroups."""
-        return WARPGROUP_THREADS * (1 + schedule.math_warpgroups)
+        """The math warpgroups and one TMA load warp."""
+        return WARPGROUP_THREADS * schedule.math_warpgroups + WARP_THREADS
+
+    def staged_rows(self, schedule: GemmSchedule) -> int:
+        """A wgmma reads 64 rows; a lower tile is padded with zeros."""
+        return max(schedule.tile_m, MMA_M)
 
     def check_schedule(self, problem: GemmProblem, schedule: GemmSchedule) -> Status:
         s = schedule
-        accumulators = s.tile_m * s.tile_n // (WARPGROUP_THREADS * s.math_warpgroups)
+        if s.math_warpgroups not in (1, 2):
+            return Status.no(f"math_warpgroups={s.math_warpgroups} is not 1 or 2")
+        accumulators = (
+            self.staged_rows(s) * s.tile_n // (WARPGROUP_THREADS * s.math_warpgroups)
+        )
         sets = 2 if problem.accum.value == "exact" and problem.a_dtype.is_fp8 else 1
         return check_common(self, problem, s) & Status.check(
             (
-                s.math_warpgroups in (1, 2),
-                f"math_warpgroups={s.math_warpgroups} is not 1 or 2",
-            ),
-            (
-                s.tile_m % (MMA_M * max(s.math_warpgroups, 1)) == 0 and s.tile_m > 0,
+                s.tile_m % (MMA_M * s.math_warpgroups) == 0 or _padded(problem, s),
                 f"tile_m={s.tile_m} is not a multiple of 64 rows for each of "
-                f"{s.math_warpgroups} math warpgroup(s)",
+                f"{s.math_warpgroups} math warpgroup(s), nor 8, 16 or 32 K-major rows "
+                "of one warpgroup",
             ),
             (
                 s.tile_n % 8 == 0 and 8 <= s.tile_n <= 256,
                 f"tile_n={s.tile_n} is not a multiple of 8 from 8 to 256",
+            ),
+            (
+                s.epi_n % 8 == 0,
+                f"epi_n={s.epi_n} is not a multiple of 8, as a wgmma's columns are",
             ),
             (
                 accumulators * sets <= MAX_ACCUMULATORS_PER_THREAD,
@@ -57,6 +67,13 @@ class Sm90Spec(ArchSpec):
             (s.acc_stages == 1, "wgmma accumulators have one stage"),
             (s.cta_group == 1, "wgmma has no CTA pairs"),
         )
+
+
+def _padded(problem: GemmProblem, s: GemmSchedule) -> bool:
+    """Fewer rows than one wgmma: the tile is as low as M, so that TMA fetches no rows
+    beyond it (on an H200 out-of-bounds rows cost more than real ones)."""
+    k_major = problem.a_major.value == "k"
+    return s.tile_m in (8, 16, 32) and s.math_warpgroups == 1 and k_major
 
 
 SM90 = Sm90Spec(

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from torch_cute_backend.problem import GemmProblem
     from torch_cute_backend.schedule import GemmSchedule
 
-BARRIER_BYTES = 8
-"""Size of one mbarrier."""
+SWIZZLE_ROWS = 8
+"""Rows of one swizzle atom; a multicast slice of an operand holds whole atoms."""
 SMEM_ALIGN_BYTES = 1024
 """Alignment of a swizzled TMA buffer (128-byte swizzle repeats every 1024 bytes)."""
 
@@ -51,15 +51,20 @@ class ArchSpec(ABC):
     def threads(self, schedule: GemmSchedule) -> int:
         """Threads of one CTA."""
 
+    def staged_rows(self, schedule: GemmSchedule) -> int:
+        """Rows of A and of the output that shared memory holds: what one MMA reads,
+        where a tile is lower than that."""
+        return schedule.tile_m
+
     def smem_used(self, problem: GemmProblem, schedule: GemmSchedule) -> int:
         """Bytes of shared memory: barriers, staged A and B, staged output subtiles."""
+        rows = self.staged_rows(schedule)
         stage = (
-            schedule.tile_m * problem.a_dtype.bytes
-            + schedule.tile_n * problem.b_dtype.bytes
+            rows * problem.a_dtype.bytes + schedule.tile_n * problem.b_dtype.bytes
         ) * schedule.tile_k
         staged_out = 0
         if schedule.store == "tma":
-            subtile = schedule.tile_m * schedule.epi_n * problem.out_dtype.bytes
+            subtile = rows * schedule.epi_n * problem.out_dtype.bytes
             staged_out = subtile * schedule.epi_stages
         return SMEM_ALIGN_BYTES + schedule.ab_stages * stage + staged_out
 
@@ -69,8 +74,10 @@ def check_common(
 ) -> Status:
     """What holds on every arch: ranges, shared memory, clusters, names."""
     s = schedule
-    if min(s.epi_n, s.epi_stages, s.tile_m, s.tile_n, s.tile_k, s.ab_stages) < 1:
-        return Status.no("a tile extent or a stage count is not positive")
+    counts = {k: v for k, v in s.to_json().items() if isinstance(v, int)}
+    wrong = [f"{name}={value}" for name, value in counts.items() if value < 1]
+    if wrong:
+        return Status.no(f"{', '.join(wrong)}: not positive")
     used = arch.smem_used(problem, s)
     row_bytes = s.tile_k * problem.a_dtype.bytes
     return Status.check(
@@ -83,7 +90,7 @@ def check_common(
             f"{used} bytes of shared memory exceed {arch.name}'s {arch.smem_bytes}",
         ),
         (
-            row_bytes % 128 == 0 and row_bytes > 0,
+            row_bytes % 128 == 0,
             f"tile_k={s.tile_k} is {row_bytes} bytes; it must be a multiple of 128",
         ),
         (
@@ -121,7 +128,13 @@ def check_common(
             f"{s.tile_n // s.epi_n} subtiles of a tile",
         ),
         (
-            s.epi_n > 0 and s.tile_n % s.epi_n == 0,
+            s.tile_n % s.epi_n == 0,
             f"epi_n={s.epi_n} does not divide tile_n={s.tile_n}",
+        ),
+        (
+            s.tile_m % (SWIZZLE_ROWS * s.cluster_n) == 0
+            and s.tile_n % (SWIZZLE_ROWS * s.cluster_m) == 0,
+            f"a multicast slice of tile {s.tile_m}x{s.tile_n} over cluster "
+            f"{s.cluster_m}x{s.cluster_n} is not a multiple of {SWIZZLE_ROWS} rows",
         ),
     )

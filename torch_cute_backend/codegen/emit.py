@@ -8,6 +8,7 @@ statement without a handler raises.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby
 from typing import Any, ClassVar, TypeVar
 
 from torch_cute_backend.arch.spec import ArchSpec
@@ -23,6 +24,8 @@ from torch_cute_backend.ir.values import Role, SchedulerKind
 from torch_cute_backend.problem import GemmProblem
 from torch_cute_backend.schedule import GemmSchedule
 
+BANNER_WIDTH = 80
+
 Handler = Callable[[Any, Any], None]
 H = TypeVar("H", bound=Handler)
 
@@ -35,6 +38,14 @@ def emits(*classes: type[Stmt]) -> Callable[[H], H]:
         return method
 
     return mark
+
+
+_VIEWS = (
+    sync.PartitionTma,
+    sync.PartitionMma,
+    sync.PartitionEpilogue,
+    sync.PipelineStates,
+)
 
 
 class Emitter:
@@ -77,38 +88,23 @@ class Emitter:
 
     def body(self, statements: Body) -> None:
         """Statements in order; in the inline form, runs of one role share an ``if``."""
-        run: list[Stmt] = []
-        for s in statements:
-            if run and s.role != run[0].role:
-                self._run(run)
-                run = []
-            run.append(s)
-        if run:
-            self._run(run)
+        runs = [(role, tuple(run)) for role, run in groupby(statements, self._guard)]
+        for role, run in runs:
+            if role is None:
+                for s in run:
+                    self.emit(s)
+                continue
+            with self.out.block(f"if {names.role_condition(role)}:"):
+                self._inline = False
+                for s in run:
+                    self.emit(s)
+                self._inline = True
 
-    def _run(self, run: list[Stmt]) -> None:
-        role = run[0].role
-        if role is None or not self._guarded(role, run):
-            for s in run:
-                self.emit(s)
-            return
-        with self.out.block(f"if {names.role_condition(role)}:"):
-            saved, self._inline = self._inline, False
-            for s in run:
-                self.emit(s)
-            self._inline = saved
-
-    def _guarded(self, role: Role, run: list[Stmt]) -> bool:
-        """Inside a region everything is the role's already. In the inline form, views
-        and counters must be defined for all warps: the DSL does not let a name that an
-        ``if`` defines be used after it."""
-        setup = (
-            sync.PartitionTma,
-            sync.PartitionMma,
-            sync.PartitionEpilogue,
-            sync.PipelineStates,
-        )
-        return self._inline and not all(isinstance(s, setup) for s in run)
+    def _guard(self, s: Stmt) -> Role | None:
+        """The role whose ``if`` must stand around ``s``. Inside a region everything is
+        the role's already. In the inline form, views and counters are defined for all
+        warps: the DSL does not let a name that an ``if`` defines be used after it."""
+        return None if isinstance(s, _VIEWS) or not self._inline else s.role
 
     def emit(self, statement: Stmt) -> None:
         name = self.handlers.get(type(statement))
@@ -156,8 +152,7 @@ class Emitter:
             raise CodegenError("a role region without a role")
         self.out.blank()
         title = s.role.name.upper()
-        dashes = "-" * (80 - len(title))
-        self.out.line(f"# --- {title} {dashes}")
+        self.out.line(f"# --- {title} ".ljust(BANNER_WIDTH, "-"))
         with self.out.block(f"if {names.role_condition(s.role)}:"):
             self.body(s.body)
 
@@ -256,6 +251,10 @@ class Emitter:
         s = self.schedule
         return (s.cluster_n if operand == "A" else s.cluster_m) > 1
 
+    def filled_operand(self, operand: str) -> str:
+        """The staged operand as TMA fills it; an arch may stage more rows than that."""
+        return f"s{operand}"
+
     @emits(flow.TmaStoreWait)
     def tma_store_wait(self, s: flow.TmaStoreWait) -> None:
         with self.out.block("if warp_idx == STORE_WARP:"):
@@ -305,7 +304,7 @@ class Emitter:
                 f"tma_atom_{x.lower()}",
                 rank if self.multicast(x) else "0",
                 f"cute.make_layout({across})",
-                f"cute.group_modes(s{x}, 0, 2)",
+                f"cute.group_modes({self.filled_operand(x)}, 0, 2)",
                 f"cute.group_modes(g{x}_{mode}, 0, 2)",
             ),
         )

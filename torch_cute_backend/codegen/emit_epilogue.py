@@ -1,7 +1,8 @@
-"""Epilogue graphs to scalar code: one line a node, fp32 throughout, one cast a store."""
+"""Epilogue graphs to scalar code: a line a node, fp32 throughout, one cast a store."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from torch_cute_backend.codegen.writer import Writer
@@ -48,7 +49,7 @@ def _node_text(
     if node.op == "input":
         return inputs(int(node.attr or 0))
     if node.op == "const":
-        return f"Float32({float(node.attr or 0.0)!r})"
+        return f"Float32({_literal(float(node.attr or 0.0))})"
     if node.op == "round":
         narrow = cast(values[node.args[0]], dtype(str(node.attr)))
         return f"{narrow}.to(Float32)"
@@ -58,6 +59,11 @@ def _node_text(
 def cast(value: str, to: DType) -> str:
     """Round an fp32 expression to ``to``."""
     return value if to == FLOAT32 else f"{value}.to(cutlass.{to.cutlass})"
+
+
+def _literal(value: float) -> str:
+    """A Python expression of ``value``; infinities and NaN have no literal."""
+    return repr(value) if math.isfinite(value) else f'float("{value!r}")'
 
 
 def _unwrap(text: str) -> str:

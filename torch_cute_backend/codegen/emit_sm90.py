@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from torch_cute_backend.arch.sm90 import MMA_M, WARPGROUP_THREADS
 from torch_cute_backend.codegen import names
 from torch_cute_backend.codegen.emit import Emitter, emits
 from torch_cute_backend.codegen.emit_epilogue import emit_graph
@@ -20,7 +21,9 @@ from torch_cute_backend.ir import sync
 from torch_cute_backend.ir.expr import Expr
 from torch_cute_backend.ir.values import Buffer, Pipeline, Var
 
-WARPGROUP_THREADS = 128
+PANEL_BYTES = 128
+"""Width of one swizzled panel of a K-major operand."""
+CHUNK_BYTES = 16
 
 
 class Sm90Emitter(Emitter):
@@ -102,7 +105,7 @@ class Sm90Emitter(Emitter):
     def _accumulator(self, buffer: Buffer) -> None:
         self.out.call(
             f"{names.registers(buffer)} = cute.make_rmem_tensor(",
-            ("tiled_mma.partition_shape_C((TILE_M, TILE_N))", "Float32"),
+            ("tiled_mma.partition_shape_C((MMA_ROWS, TILE_N))", "Float32"),
         )
 
     @emits(sync.PartitionEpilogue)
@@ -111,13 +114,13 @@ class Sm90Emitter(Emitter):
         out.comment("This thread's coordinates and registers in a subtile.")
         out.call(
             "tCcD = epi_mma.get_slice(tidx).partition_C(",
-            ("cute.make_identity_tensor((TILE_M, EPI_N))",),
+            ("cute.make_identity_tensor((MMA_ROWS, EPI_N))",),
         )
         for target in s.targets:
             out.call(
                 f"{names.registers(target)} = cute.make_rmem_tensor(",
                 (
-                    "epi_mma.partition_shape_C((TILE_M, EPI_N))",
+                    "epi_mma.partition_shape_C((MMA_ROWS, EPI_N))",
                     f"cutlass.{dtype(target.dtype).cutlass}",
                 ),
             )
@@ -126,7 +129,8 @@ class Sm90Emitter(Emitter):
 
     def _partition_staging(self, target: Buffer, staging: Buffer) -> None:
         out, x = self.out, names.camel(target.name)
-        out.line(f"copy_r2s = cute.make_tiled_copy_C({self._store_atom()}, epi_mma)")
+        self._store_atom()
+        out.line("copy_r2s = cute.make_tiled_copy_C(store_atom, epi_mma)")
         out.line("thr_r2s = copy_r2s.get_slice(tidx)")
         out.line(f"tRSs{x} = thr_r2s.partition_D({staging})")
         out.line(f"tRSr{x} = thr_r2s.retile({names.registers(target)})")
@@ -141,25 +145,66 @@ class Sm90Emitter(Emitter):
                 f"tma_atom_{x.lower()}",
                 "0",
                 "cute.make_layout(1)",
-                f"cute.group_modes({staging}, 0, 2)",
+                f"cute.group_modes({self._filled(staging.name, 'EPI_N')}, 0, 2)",
                 f"cute.group_modes(g{x}_mn, 0, 2)",
             ),
         )
 
-    def _store_atom(self) -> str:
+    def _store_atom(self) -> None:
         """stmatrix moves 8x8 blocks of 16-bit elements; other widths store the two
         neighbouring columns that a thread holds."""
-        out = self.problem.out_dtype
-        kind = f"cutlass.{out.cutlass}"
-        if out.bits == 16:
+        kind = self.problem.out_dtype
+        args = [
+            "cute.nvgpu.CopyUniversalOp()",
+            f"cutlass.{kind.cutlass}",
+            f"num_bits_per_copy={2 * kind.bits}",
+        ]
+        if kind.bits == 16:
             blocks = 4 if self.schedule.epi_n % 16 == 0 else 2
-            return (
-                f"cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, {blocks}), {kind})"
-            )
-        return (
-            "cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), "
-            f"{kind}, num_bits_per_copy={2 * out.bits})"
+            args = [f"warp.StMatrix8x8x16bOp(False, {blocks})", args[1]]
+        self.out.call("store_atom = cute.make_copy_atom(", tuple(args))
+
+    @emits(sync.ZeroPadding)
+    def zero_padding(self, s: sync.ZeroPadding) -> None:
+        """A stage is a row of 128-byte wide panels of 64 rows; the swizzle stays within
+        a row, so the rows below the tile are one run of bytes of each panel."""
+        out, tile_m = self.out, self.schedule.tile_m
+        panel = MMA_M * PANEL_BYTES
+        width = self.schedule.tile_k * self.problem.a_dtype.bytes
+        panels = s.buffer.stages * width // PANEL_BYTES
+        chunks = (MMA_M - tile_m) * PANEL_BYTES // CHUNK_BYTES
+        out.comment("Zero the rows of A that TMA does not fill: 16 bytes at a time.")
+        out.line("raw_a = cute.recast_ptr(storage.sA.data_ptr(), dtype=cutlass.Uint8)")
+        out.call(
+            "sA_padding = cute.make_tensor(",
+            (
+                f"raw_a + {tile_m * PANEL_BYTES}",
+                f"cute.make_layout(({CHUNK_BYTES}, {chunks}, {panels}), "
+                f"stride=(1, {CHUNK_BYTES}, {panel}))",
+            ),
         )
+        out.line(f"zeros = cute.make_rmem_tensor(({CHUNK_BYTES},), cutlass.Uint8)")
+        out.line("zeros.fill(0)")
+        threads = WARPGROUP_THREADS * self.schedule.math_warpgroups
+        header = (
+            f"for i in cutlass.range(tidx, {chunks * panels}, {threads}, unroll=1):"
+        )
+        with out.block(header):
+            out.line(f"chunk = (None, i % {chunks}, i // {chunks})")
+            out.line("cute.autovec_copy(zeros, sA_padding[chunk])")
+
+    def _padded(self) -> bool:
+        return self.schedule.tile_m < MMA_M
+
+    def filled_operand(self, operand: str) -> str:
+        name = f"s{operand}"
+        return self._filled(name, "TILE_K") if operand == "A" else name
+
+    def _filled(self, buffer: str, columns: str) -> str:
+        """A staged buffer's rows that belong to the tile."""
+        if not self._padded():
+            return buffer
+        return f"cute.local_tile({buffer}, (TILE_M, {columns}), (0, 0, None))"
 
     # --- mainloop ----------------------------------------------------------------------
 
@@ -321,7 +366,8 @@ class Sm90Emitter(Emitter):
     def gmem_store(self, s: flow.GmemStore) -> None:
         with self._elements("i", "j", "r", "c"):
             self._coordinates(s.tile, s.subtile)
-            with self.out.block("if row < m and col < n:"):
+            inside = "crd[0] < TILE_M and " if self._padded() else ""
+            with self.out.block(f"if {inside}row < m and col < n:"):
                 value = f"{names.registers(s.source)}[{self._element()}]"
                 self.out.line(f"{names.gmem(s.target)}[row, col] = {value}")
 

@@ -50,8 +50,7 @@ class Sm100Host(Sm90Host):
         """Indices every warp needs, before the program's prologue."""
         out.line("tidx, _, _ = cute.arch.thread_idx()")
         out.line("warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())")
-        out.line("_, _, bidz = cute.arch.block_idx()  # this cluster's index")
-        out.line("_, _, gridz = cute.arch.grid_dim()  # clusters launched")
+        self._cluster_indices(out)
         out.line("k_tiles = cute.ceil_div(cute.size(mA_mk, mode=[1]), TILE_K)")
         if self.schedule.cluster_size > 1:
             out.line(

@@ -6,10 +6,13 @@ launches. Everything static is a module constant, everything else an argument.
 
 from __future__ import annotations
 
+from torch_cute_backend.arch.sm90 import MMA_M
 from torch_cute_backend.codegen import names
 from torch_cute_backend.codegen.writer import Writer
-from torch_cute_backend.dtypes import dtype
+from torch_cute_backend.dtypes import DType, dtype
+from torch_cute_backend.errors import CodegenError
 from torch_cute_backend.ir.program import Program
+from torch_cute_backend.ir.sync import AllocateShared
 from torch_cute_backend.ir.values import Buffer, Space
 from torch_cute_backend.problem import GemmProblem, Major
 from torch_cute_backend.schedule import GemmSchedule
@@ -27,6 +30,7 @@ class Sm90Host:
         self.problem = problem
         self.schedule = schedule
         self.staged = schedule.store == "tma"
+        self.padded = schedule.tile_m < MMA_M
         gmem = [b for b in program.buffers if b.space is Space.GMEM]
         self.inputs = tuple(
             b for b in gmem if b.name in {i.name for i in problem.epilogue.inputs}
@@ -53,6 +57,7 @@ class Sm90Host:
         math_warps = 0 if math is None else math.warps
         return (
             ("TILE_M, TILE_N, TILE_K", f"{s.tile_m}, {s.tile_n}, {s.tile_k}"),
+            *self._row_constants(),
             ("AB_STAGES", f"{s.ab_stages}"),
             ("EPI_N, EPI_STAGES", f"{s.epi_n}, {s.epi_stages}"),
             ("CLUSTER_M, CLUSTER_N", f"{s.cluster_m}, {s.cluster_n}"),
@@ -61,6 +66,12 @@ class Sm90Host:
             ("LOAD_WARP", f"{load_warp}"),
             ("THREADS", f"{(load_warp + 1) * 32}"),
         )
+
+    def _row_constants(self) -> tuple[tuple[str, str], ...]:
+        """Rows that shared memory and accumulators hold: 64 for a lower tile."""
+        comment = "  # a wgmma's; TMA fills TILE_M of them" if self.padded else ""
+        rows = f"{MMA_M}" if self.padded else "TILE_M"
+        return (("MMA_ROWS", f"{rows}{comment}"),)
 
     def parameters(self) -> tuple[tuple[str, str], ...]:
         """Names and types of the kernel's parameters."""
@@ -90,8 +101,7 @@ class Sm90Host:
         """Indices every warp needs, before the program's prologue."""
         out.line("tidx, _, _ = cute.arch.thread_idx()")
         out.line("warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())")
-        out.line("_, _, bidz = cute.arch.block_idx()  # this cluster's index")
-        out.line("_, _, gridz = cute.arch.grid_dim()  # clusters launched")
+        self._cluster_indices(out)
         out.line("k_tiles = cute.ceil_div(cute.size(mA_mk, mode=[1]), TILE_K)")
         if self.schedule.cluster_size > 1:
             out.line("cluster_layout = cute.make_layout((CLUSTER_M, CLUSTER_N, 1))")
@@ -101,6 +111,14 @@ class Sm90Host:
             )
             out.line("cta_coord = cluster_layout.get_flat_coord(cta_rank)")
             out.line("cta_m, cta_n = cta_coord[0], cta_coord[1]")
+
+    def _cluster_indices(self, out: Writer) -> None:
+        """Clusters are counted along x, the only grid axis without a limit of 65535."""
+        out.line("bidx, _, _ = cute.arch.block_idx()")
+        out.line("gridx, _, _ = cute.arch.grid_dim()")
+        width = self.schedule.cluster_m
+        per = " // CLUSTER_M" if width > 1 else ""
+        out.line(f"cluster_id, clusters = bidx{per}, gridx{per}")
 
     # --- host entry point ------------------------------------------------------------
 
@@ -119,7 +137,7 @@ class Sm90Host:
 
     def _layouts(self, out: Writer) -> None:
         p, s = self.problem, self.schedule
-        self._operand_layout(out, "a", "TILE_M", s.tile_m, p.a_major, p.a_dtype.name)
+        self._operand_layout(out, "a", "MMA_ROWS", s.tile_m, p.a_major, p.a_dtype.name)
         self._operand_layout(out, "b", "TILE_N", s.tile_n, p.b_major, p.b_dtype.name)
         if self.staged:
             self._staging_layout(out)
@@ -131,15 +149,18 @@ class Sm90Host:
         contiguous = self.schedule.tile_k if major is Major.K else extent
         prefix = "K" if major is Major.K else "MN"
         order = "(0, 1, 2)" if major is Major.K else "(1, 0, 2)"
-        atom = f"{prefix}_{swizzle_name(contiguous * kind.bytes)}"
+        self._smem_atom(
+            out, x, f"{prefix}_{swizzle_name(contiguous * kind.bytes)}", kind
+        )
         out.call(
             f"{x}_smem_layout = cute.tile_to_shape(",
-            (
-                f"warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.{atom}, "
-                f"cutlass.{kind.cutlass})",
-                f"({rows}, TILE_K, AB_STAGES)",
-                f"order={order}",
-            ),
+            (f"{x}_smem_atom", f"({rows}, TILE_K, AB_STAGES)", f"order={order}"),
+        )
+
+    def _smem_atom(self, out: Writer, x: str, atom: str, kind: DType) -> None:
+        out.call(
+            f"{x}_smem_atom = warpgroup.make_smem_layout_atom(",
+            (f"warpgroup.SmemLayoutAtomKind.{atom}", f"cutlass.{kind.cutlass}"),
         )
 
     def _staging_layout(self, out: Writer) -> None:
@@ -147,15 +168,10 @@ class Sm90Host:
         kind = self.problem.out_dtype
         row_bytes = self.schedule.epi_n * kind.bytes
         if row_bytes in _SWIZZLE_BYTES:
+            self._smem_atom(out, "d", f"K_{swizzle_name(row_bytes)}", kind)
             out.call(
                 "d_smem_layout = cute.tile_to_shape(",
-                (
-                    "warpgroup.make_smem_layout_atom("
-                    f"warpgroup.SmemLayoutAtomKind.K_{swizzle_name(row_bytes)}, "
-                    f"cutlass.{kind.cutlass})",
-                    "(TILE_M, EPI_N, EPI_STAGES)",
-                    "order=(0, 1, 2)",
-                ),
+                ("d_smem_atom", "(MMA_ROWS, EPI_N, EPI_STAGES)", "order=(0, 1, 2)"),
             )
             return
         out.call(
@@ -163,8 +179,8 @@ class Sm90Host:
             (
                 "cute.make_swizzle(0, 4, 3)",
                 "0",
-                "cute.make_layout((TILE_M, EPI_N, EPI_STAGES), "
-                "stride=(EPI_N, 1, TILE_M * EPI_N))",
+                "cute.make_layout((MMA_ROWS, EPI_N, EPI_STAGES), "
+                "stride=(EPI_N, 1, MMA_ROWS * EPI_N))",
             ),
         )
 
@@ -200,7 +216,7 @@ class Sm90Host:
                 (
                     "cpasync.CopyBulkTensorTileS2GOp()",
                     d.name,
-                    "cute.slice_(d_smem_layout, (None, None, 0))",
+                    self._box("d", "(TILE_M, EPI_N)"),
                     "(TILE_M, EPI_N)",
                 ),
             )
@@ -218,11 +234,20 @@ class Sm90Host:
             (
                 f"cpasync.{op}()",
                 x,
-                f"cute.slice_({x}_smem_layout, (None, None, 0))",
+                self._box(x, f"({rows}, TILE_K)") if x == "a" else self._stage(x),
                 f"({rows}, TILE_K)",
                 f"num_multicast={multicast}",
             ),
         )
+
+    def _stage(self, x: str) -> str:
+        """Layout of one stage."""
+        return f"cute.slice_({x}_smem_layout, (None, None, 0))"
+
+    def _box(self, x: str, shape: str) -> str:
+        """The part of a stage that TMA moves: its first TILE_M rows."""
+        stage = self._stage(x)
+        return f"cute.composition({stage}, {shape})" if self.padded else stage
 
     def _storage(self, out: Writer) -> None:
         out.blank()
@@ -247,7 +272,10 @@ class Sm90Host:
         )
 
     def _shared_buffers(self) -> tuple[Buffer, ...]:
-        return tuple(b for b in self.program.buffers if b.space is Space.SMEM)
+        for s in self.program.prologue:
+            if isinstance(s, AllocateShared):
+                return s.buffers
+        raise CodegenError(f"{self.program.name} allocates no shared memory")
 
     def _launch(self, out: Writer, kernel: str) -> None:
         d = self.outputs[0].name
@@ -269,7 +297,7 @@ class Sm90Host:
         out.line(").launch(")
         with out.indent():
             out.lines(
-                "grid=(CLUSTER_M, CLUSTER_N, clusters),",
+                "grid=(clusters * CLUSTER_M, CLUSTER_N, 1),",
                 "block=(THREADS, 1, 1),",
                 "cluster=(CLUSTER_M, CLUSTER_N, 1),",
                 "min_blocks_per_mp=1,",

@@ -53,8 +53,8 @@ def print_module(
     out.blank()
     for name, value in host.constants():
         out.line(f"{name} = {value}")
-    out.blank()
-    out.blank()
+    out.line()
+    out.line()
     name = names.identifier(program.name)
     emitter = EMITTERS[arch.name](problem, schedule, arch)
     _print_kernel(out, name, host, emitter, program)

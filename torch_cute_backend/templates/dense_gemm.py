@@ -17,6 +17,7 @@ from __future__ import annotations
 from torch_cute_backend.arch.spec import ArchSpec
 from torch_cute_backend.errors import CodegenError
 from torch_cute_backend.ir.dataflow import (
+    AccumulatorClear,
     ConsumerRelease,
     ConsumerWait,
     Mma,
@@ -28,7 +29,6 @@ from torch_cute_backend.ir.dataflow import (
     TmaStoreWait,
     TmemLoad,
 )
-from torch_cute_backend.ir.dataflow import AccumulatorClear
 from torch_cute_backend.ir.expr import BinOp, Expr, Param, Ref
 from torch_cute_backend.ir.ops import Body, Stmt
 from torch_cute_backend.ir.program import Program
@@ -42,6 +42,7 @@ from torch_cute_backend.ir.structure import (
 from torch_cute_backend.ir.sync import (
     AllocateShared,
     CtaBarrier,
+    Fence,
     InitPipelines,
     InitSync,
     NamedBarrierSync,
@@ -52,6 +53,7 @@ from torch_cute_backend.ir.sync import (
     PrefetchDescriptors,
     TmemAlloc,
     TmemFree,
+    ZeroPadding,
 )
 from torch_cute_backend.ir.values import Role, Scheduler, SchedulerKind, Var
 from torch_cute_backend.problem import GemmProblem
@@ -95,6 +97,7 @@ def build_dense_gemm(
         loop=_tile_loop(problem, schedule, res),
         post=_post(res),
         cluster_size=schedule.cluster_size,
+        cluster_shape=(schedule.cluster_m, schedule.cluster_n),
     )
 
 
@@ -135,7 +138,19 @@ def _prologue(res: DenseResources, schedule: GemmSchedule) -> Body:
             staging=res.staging,
         )
     )
-    return (*shared, *own)
+    return (*shared, *own, *_padding(res))
+
+
+def _padding(res: DenseResources) -> Body:
+    """Rows below a low tile: the MMA's warps zero them once, before its first MMA."""
+    if res.padding is None:
+        return ()
+    role = res.mma
+    return (
+        ZeroPadding(role=role, buffer=res.padding),
+        Fence(role=role),
+        NamedBarrierSync(role=role, barrier=res.epi_barrier),
+    )
 
 
 def _tile_loop(
@@ -149,11 +164,13 @@ def _tile_loop(
     # The plain form overlaps nothing between tiles: no warp starts a tile before
     # every warp has finished the one before it.
     body.append(CtaBarrier(why="tile hand-over"))
-    body.append(SchedulerAdvance(scheduler=scheduler, work=TILE, step=Param("gridz")))
+    body.append(
+        SchedulerAdvance(scheduler=scheduler, work=TILE, step=Param("clusters"))
+    )
     return TileLoop(
         scheduler=scheduler,
         work=TILE,
-        first=Param("bidz"),
+        first=Param("cluster_id"),
         limit=tiles,
         body=tuple(body),
     )
@@ -231,6 +248,7 @@ def _mma(res: DenseResources) -> Body:
                 pipeline=res.ab,
                 index=K_TILE,
                 promote=res.promote,
+                padding=res.padding,
             ),
             ConsumerRelease(
                 role=role,

@@ -17,6 +17,8 @@ from torch_cute_backend.problem import Accum, GemmProblem
 from torch_cute_backend.schedule import GemmSchedule
 
 EPILOGUE_BARRIER_ID = 1
+MMA_M = sm90.MMA_M
+"""Rows of one wgmma."""
 WARPS_PER_WARPGROUP = 4
 
 
@@ -46,6 +48,7 @@ class DenseResources:
     epi_barrier: NamedBarrier
     acc_pipe: Pipeline | None = None
     promote: Buffer | None = None
+    padding: Buffer | None = None
     tmem: Buffer | None = None
     tmem_columns: int = 0
     release_lag: int = 0
@@ -74,7 +77,7 @@ class DenseResources:
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
-        optional = (self.promote, self.tmem)
+        optional = (self.promote, self.padding, self.tmem)
         everything = (
             self.a,
             self.b,
@@ -138,6 +141,14 @@ def resources_sm90(problem: GemmProblem, s: GemmSchedule) -> DenseResources:
     a, b, inputs, outputs = _gmem(problem)
     s_a, s_b, staging = _shared(problem, s)
     tile = (s.tile_m, s.tile_n)
+    padded = s.tile_m < MMA_M
+    padding = Buffer(
+        "sA_padding",
+        Space.SMEM,
+        problem.a_dtype.name,
+        (MMA_M - s.tile_m, s.tile_k),
+        s.ab_stages,
+    )
     exact = problem.accum is Accum.EXACT and problem.a_dtype.is_fp8
     acc = Buffer("acc_k" if exact else "acc", Space.RMEM, "float32", tile)
     promote = Buffer("acc", Space.RMEM, "float32", tile) if exact else None
@@ -172,6 +183,7 @@ def resources_sm90(problem: GemmProblem, s: GemmSchedule) -> DenseResources:
             "epi_barrier", EPILOGUE_BARRIER_ID, math.threads, (math.name,)
         ),
         promote=promote,
+        padding=padding if padded else None,
         # Exact accumulation reads the partial sum of each k tile, so nothing is in
         # flight when the stage is released.
         release_lag=0 if exact else 1,
@@ -231,7 +243,3 @@ def resources_sm100(problem: GemmProblem, s: GemmSchedule) -> DenseResources:
         tmem=acc,
         tmem_columns=sm100.tmem_columns(s),
     )
-
-
-MMA_M = sm90.MMA_M
-"""Rows of one wgmma."""
