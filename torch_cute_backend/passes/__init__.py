@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from torch_cute_backend.errors import IRError
 from torch_cute_backend.ir.program import Program
+from torch_cute_backend.ir.verifier import verify
 from torch_cute_backend.passes.base import Pass, PassContext, PassResult
 from torch_cute_backend.passes.drop_placeholders import DropPlaceholders
 from torch_cute_backend.passes.omit_shared_loop import OmitSharedLoop
@@ -54,10 +55,12 @@ def run_pipeline(
     """Run ``PIPELINE`` on an inline program.
 
     ``shared_loop``: ``"auto"`` runs the check, ``"keep"`` keeps the residual loop,
-    ``"inline"`` leaves the program unpartitioned.
+    ``"inline"`` leaves the program unpartitioned. Raises ``VerifyError`` if the program
+    is ill-formed, or becomes so in a pass.
     """
     if shared_loop not in ("auto", "keep", "inline"):
         raise IRError(f"unknown shared_loop {shared_loop!r}")
+    verify(program)
     if shared_loop == "inline":
         remark = Remark(False, "partition_roles", program.name, "inline form requested")
         return PipelineResult(program, program, Omission("kept", None, (remark,)))
@@ -68,12 +71,14 @@ def run_pipeline(
         if isinstance(result, Status):
             return _refused(step, program, result)
         program = result.program
+        verify(program, final=False)
         omission = result.omission or omission
         if isinstance(step, PartitionRoles):
             before = program
         if omission.decision == "refused":
             reasons = tuple(str(r) for r in omission.remarks if not r.applied)
             return Refused(reasons, omission)
+    verify(program)
     return PipelineResult(before, program, omission)
 
 

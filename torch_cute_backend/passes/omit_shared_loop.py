@@ -6,7 +6,8 @@ the list of droppable statements, by exact class, is work.
 
 A loop over a scheduler that cannot be walked twice (claims, mailboxes) can only be
 omitted: if a rule fails, the program is *refused*, since the loop can neither go nor
-stay.
+stay. So is a program whose loop would have to stay but breaks the contract of kept
+loops (:mod:`ir.verify_forms`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch_cute_backend.ir.printer import print_statement
 from torch_cute_backend.ir.program import Program
 from torch_cute_backend.ir.structure import RoleRegion, SchedulerAdvance, TileLoop
 from torch_cute_backend.ir.values import SchedulerKind
+from torch_cute_backend.ir.verify_forms import kept_contract
 from torch_cute_backend.passes.base import Pass, PassContext, PassResult
 from torch_cute_backend.passes.remarks import Omission, Remark
 from torch_cute_backend.passes.residual import Finding, classify
@@ -94,20 +96,17 @@ def _keep(
     if rule is None:
         remarks.append(Remark(False, "omit_shared_loop", print_statement(loop), why))
     decision, reported = "kept", rule
-    if loop.scheduler.kind is SchedulerKind.SINGLE_TILE:
-        decision = "not_applicable"
-    elif not loop.scheduler.replayable:
+    broken = tuple(kept_contract(program))
+    name = print_statement(loop)
+    if not loop.scheduler.replayable:
+        decision, reported = "refused", "scheduler"
+        text = f"may not go ({why}) and cannot stay: it cannot be walked again"
+        remarks.append(Remark(False, "scheduler", name, text))
+    elif broken:
         decision = "refused"
-        reported = "scheduler"
-        text = "the shared loop cannot be replayed, so it can be neither kept nor"
-        remarks.append(
-            Remark(
-                False,
-                "scheduler",
-                print_statement(loop),
-                f"{text} omitted ({why})",
-            )
-        )
+        remarks.extend(Remark(False, "kept_contract", name, text) for text in broken)
+    elif loop.scheduler.kind is SchedulerKind.SINGLE_TILE:
+        decision = "not_applicable"
     return _result(program, Omission(decision, reported, tuple(remarks)))
 
 
