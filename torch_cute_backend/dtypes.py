@@ -18,9 +18,10 @@ class DType:
     Attributes:
         name: torch's name, for example ``"float8_e4m3fn"``.
         cutlass: the CuTe DSL's name, for example ``"Float8E4M3FN"``.
-        bits: width in bits.
+        bits: width in bits, a multiple of 8.
         operand: may be an A or B operand of a GEMM.
         output: may be stored by an epilogue.
+        short: spelling in table families and kernel names; ``name`` if empty.
     """
 
     name: str
@@ -28,6 +29,16 @@ class DType:
     bits: int
     operand: bool = False
     output: bool = False
+    short: str = ""
+
+    def __post_init__(self) -> None:
+        if self.bits < 8 or self.bits % 8:
+            raise CuteBackendError(f"dtype {self.name} of {self.bits} bits")
+
+    @property
+    def family(self) -> str:
+        """What its tuned schedules are filed under: both FP8 types alike."""
+        return "fp8" if self.is_fp8 else self.short or self.name
 
     @property
     def bytes(self) -> int:
@@ -42,8 +53,8 @@ class DType:
 
 
 FLOAT32 = DType("float32", "Float32", 32, output=True)
-FLOAT16 = DType("float16", "Float16", 16, operand=True, output=True)
-BFLOAT16 = DType("bfloat16", "BFloat16", 16, operand=True, output=True)
+FLOAT16 = DType("float16", "Float16", 16, operand=True, output=True, short="fp16")
+BFLOAT16 = DType("bfloat16", "BFloat16", 16, operand=True, output=True, short="bf16")
 E4M3 = DType("float8_e4m3fn", "Float8E4M3FN", 8, operand=True, output=True)
 E5M2 = DType("float8_e5m2", "Float8E5M2", 8, operand=True, output=True)
 

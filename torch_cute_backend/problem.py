@@ -72,8 +72,8 @@ class GemmProblem:
 
     @property
     def family(self) -> str:
-        """Table family: ``dtype-scaling``, for example ``"fp8-rowwise"``, ``"bf16"``."""
-        name = "fp8" if self.a_dtype.is_fp8 else _SHORT[self.a_dtype.name]
+        """Table family, ``dtype-scaling``, as in ``"fp8-rowwise"`` or ``"bf16"``."""
+        name = self.a_dtype.family
         return name if self.scaling == "none" else f"{name}-{self.scaling}"
 
     def with_epilogue(self, epilogue: EpilogueGraph) -> GemmProblem:
@@ -90,7 +90,7 @@ class GemmProblem:
         )
 
     def validate(self) -> Status:
-        """Can any of our kernels compute this? Sizes of 0 are the caller's to handle."""
+        """Can any of our kernels compute this? Sizes of 0 are left to the caller."""
         sixteen = 16 // self.a_dtype.bytes
         both_fp8 = self.a_dtype.is_fp8 and self.b_dtype.is_fp8
         contiguous_a = self.k if self.a_major is Major.K else self.m
@@ -98,11 +98,15 @@ class GemmProblem:
         return (
             Status.check(
                 (self.op in OPS, f"op {self.op!r} is not one of {', '.join(OPS)}"),
-                (min(self.m, self.n, self.k) > 0, "a size is zero"),
+                (
+                    self.scaling in SCALINGS,
+                    f"scaling {self.scaling!r} is not one of {', '.join(SCALINGS)}",
+                ),
+                (min(self.m, self.n, self.k) > 0, "a size is not positive"),
                 (max(self.m, self.n, self.k) < 2**31, "a size exceeds 2^31 - 1"),
                 (
                     self.a_dtype.operand and self.b_dtype.operand,
-                    f"operands of {self.a_dtype} and {self.b_dtype} are not supported",
+                    f"{self.a_dtype} and {self.b_dtype} operands are not supported",
                 ),
                 (
                     self.a_dtype == self.b_dtype or both_fp8,
@@ -114,7 +118,7 @@ class GemmProblem:
                 ),
                 (
                     contiguous_a % sixteen == 0 and contiguous_b % sixteen == 0,
-                    f"TMA needs 16-byte rows: contiguous extents of {contiguous_a} and "
+                    f"TMA needs 16-byte rows: contiguous extents {contiguous_a} and "
                     f"{contiguous_b} are not multiples of {sixteen}",
                 ),
             )
@@ -123,4 +127,4 @@ class GemmProblem:
 
 
 OPS = ("mm", "addmm", "scaled_mm")
-_SHORT = {"bfloat16": "bf16", "float16": "fp16"}
+SCALINGS = ("none", "tensorwise", "rowwise")

@@ -14,6 +14,8 @@ from torch_cute_backend.errors import TableError
 from torch_cute_backend.problem import GemmProblem
 from torch_cute_backend.status import Status
 
+_TEXT_FIELDS = ("scheduler", "raster", "store", "shared_loop")
+
 
 @dataclass(frozen=True)
 class GemmSchedule:
@@ -59,11 +61,16 @@ class GemmSchedule:
 
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> GemmSchedule:
-        """Inverse of :meth:`to_json`; an unknown or missing key is a ``TableError``."""
+        """Inverse of :meth:`to_json`. Fields with a default may be left out; an
+        unknown or missing key, or a value of another type, is a ``TableError``."""
         names = {f.name for f in fields(cls)}
         unknown = sorted(set(row) - names)
         if unknown:
             raise TableError(f"unknown schedule field(s): {', '.join(unknown)}")
+        for name, value in row.items():
+            wanted = str if name in _TEXT_FIELDS else int
+            if type(value) is not wanted:
+                raise TableError(f"schedule {name}={value!r} is not {wanted.__name__}")
         try:
             return cls(**row)
         except TypeError as error:
@@ -80,4 +87,5 @@ class GemmSchedule:
 
     def validate(self, problem: GemmProblem, arch: ArchSpec) -> Status:
         """Does this schedule fit the problem and the arch? Reasons name the numbers."""
-        return problem.validate() & arch.check_schedule(problem, self)
+        status = problem.validate()
+        return arch.check_schedule(problem, self) if status else status

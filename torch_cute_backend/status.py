@@ -37,5 +37,5 @@ class Status:
 
     @classmethod
     def check(cls, *conditions: tuple[bool, str]) -> Status:
-        """Collect the reason of every ``(condition, reason)`` whose condition is false."""
+        """Collect the reason of each ``(condition, reason)`` that does not hold."""
         return cls(tuple(reason for holds, reason in conditions if not holds))

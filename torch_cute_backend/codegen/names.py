@@ -35,7 +35,7 @@ def tma_atom(buffer: Buffer) -> str:
 
 
 def smem_layout(buffer: Buffer) -> str:
-    """Parameter holding the staged layout of shared buffer ``sA``: ``a_smem_layout``."""
+    """Parameter with the staged layout of shared buffer ``sA``: ``a_smem_layout``."""
     return f"{buffer.name.removeprefix('s').lower()}_smem_layout"
 
 

@@ -1,4 +1,4 @@
-"""``KernelSource``: generated CuTe DSL text and all that compiling and calling it needs.
+"""``KernelSource``: generated CuTe DSL text, and what it takes to compile and call it.
 
 Out of codegen, into ``runtime`` (compile, cache, launch) and ``sim``. Neither torch nor
 cutlass is needed to hold one.

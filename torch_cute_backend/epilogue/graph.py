@@ -15,13 +15,25 @@ FULL      (M, N), stride 1 on N       ``t[m, n]``
 
 from __future__ import annotations
 
+import keyword
+import re
 from dataclasses import dataclass
 from enum import Enum
 
-from torch_cute_backend.dtypes import BFLOAT16, FLOAT32, DType
+from torch_cute_backend.dtypes import BFLOAT16, DTYPES, FLOAT32, DType
 from torch_cute_backend.epilogue.ops import OPS, EpilogueOp, op_class
 from torch_cute_backend.errors import IRError
 from torch_cute_backend.status import Status
+
+_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+RESERVED = frozenset(
+    (
+        *("a", "b", "acc", "acc_k", "m", "n", "tiles_m", "tiles_n", "room", "clusters"),
+        *("num_ctas", "stream", "tiled_mma", "epi_mma", "mma_tiler", "gemm"),
+        *("cute", "cutlass", "pipeline", "cpasync", "warp", "warpgroup", "tcgen05"),
+    )
+)
+"""Names that the generated entry point, or its registers, have a meaning for."""
 
 
 class InputKind(str, Enum):
@@ -47,12 +59,13 @@ class EpilogueNode:
     """``op(*args)``; ``args`` are indices of earlier nodes.
 
     Leaves: ``acc`` (the accumulator), ``input`` with ``attr`` an input's index, and
-    ``const`` with ``attr`` a Python float. ``round`` has a dtype name as ``attr``.
+    ``const`` with ``attr`` a number as ``repr`` writes it: as text, 0.0 and -0.0 are
+    different constants and NaN is equal to itself. ``round`` has a dtype name.
     """
 
     op: str
     args: tuple[int, ...] = ()
-    attr: int | float | str | None = None
+    attr: int | str | None = None
 
 
 @dataclass(frozen=True)
@@ -101,27 +114,73 @@ class EpilogueGraph:
         return b.graph()
 
     def validate(self) -> Status:
-        """Every op known, every dtype storable, arguments before use."""
-        problems: list[tuple[bool, str]] = [(bool(self.outputs), "epilogue: no output")]
+        """Ops known, dtypes storable, values defined before use, names usable."""
+        status = Status.check((bool(self.outputs), "epilogue: no output"))
         for i, node in enumerate(self.nodes):
-            known = node.op in OPS
-            problems.append((known, f"epilogue: unknown op {node.op!r}"))
-            problems.append(
-                (all(a < i for a in node.args), f"epilogue: node {i} uses later")
-            )
-            if known:
-                problems.append(
-                    (
-                        len(node.args) == op_class(node.op).arity,
-                        f"epilogue: arity of {node.op}",
-                    )
-                )
+            status &= self._check_node(i, node)
         for out in self.outputs:
-            problems.append((out.dtype.output, f"epilogue: cannot store {out.dtype}"))
-            problems.append(
-                (0 <= out.node < len(self.nodes), "epilogue: output of no node")
+            status &= Status.check(
+                (out.dtype.output, f"epilogue: cannot store {out.dtype}"),
+                (0 <= out.node < len(self.nodes), "epilogue: output of no node"),
             )
-        return Status.check(*problems)
+        return status & self._check_names()
+
+    def _check_node(self, i: int, node: EpilogueNode) -> Status:
+        if node.op not in OPS:
+            return Status.no(f"epilogue: unknown op {node.op!r}")
+        return Status.check(
+            (
+                len(node.args) == op_class(node.op).arity,
+                f"epilogue: {node.op} takes {op_class(node.op).arity} values, "
+                f"got {len(node.args)}",
+            ),
+            (
+                all(0 <= a < i for a in node.args),
+                f"epilogue: node {i} ({node.op}) uses a value that is not before it",
+            ),
+            (
+                self._attr_fits(node),
+                f"epilogue: {node.op} with attribute {node.attr!r}",
+            ),
+        )
+
+    def _attr_fits(self, node: EpilogueNode) -> bool:
+        if node.op == "input":
+            return type(node.attr) is int and 0 <= node.attr < len(self.inputs)
+        if node.op == "round":
+            return isinstance(node.attr, str) and node.attr in DTYPES
+        if node.op == "const":
+            return _is_number(node.attr)
+        return node.attr is None
+
+    def _check_names(self) -> Status:
+        """Names become parameters and, in camel case, register tensors of the
+        generated code, so two that differ by an underscore are taken for one."""
+        names = [x.name for x in (*self.inputs, *self.outputs)]
+        status = Status.check(
+            *((_usable(x), f"epilogue: {x!r} is no usable name") for x in names)
+        )
+        bare = [name.removeprefix("r_").replace("_", "") for name in names]
+        twice = [x for x, b in zip(names, bare, strict=True) if bare.count(b) > 1]
+        return status & Status.check(
+            (not twice, f"epilogue: names {', '.join(twice)} clash")
+        )
+
+
+def _usable(name: str) -> bool:
+    shaped = _NAME.fullmatch(name) is not None
+    return shaped and name not in RESERVED and not keyword.iskeyword(name)
+
+
+def _is_number(attr: int | str | None) -> bool:
+    """Is ``attr`` the text of a float? Fails closed on anything that is not text."""
+    if not isinstance(attr, str):
+        return False
+    try:
+        float(attr)
+    except ValueError:
+        return False
+    return True
 
 
 class EpilogueBuilder:
@@ -143,7 +202,7 @@ class EpilogueBuilder:
         return self._node(EpilogueNode("acc"))
 
     def const(self, value: float) -> int:
-        return self._node(EpilogueNode("const", (), float(value)))
+        return self._node(EpilogueNode("const", (), repr(float(value))))
 
     def input(self, name: str, kind: InputKind, dtype: DType) -> int:
         entry = EpilogueInput(name, kind, dtype)

@@ -14,7 +14,7 @@ from torch_cute_backend.tuning.fit import refit
 from torch_cute_backend.tuning.table import RowKey, TableRow, table
 
 NEAREST_MAX_DISTANCE = 1.5
-"""A row further away than this (in octaves of M, N and K) says nothing about a shape."""
+"""A row further away than this, in octaves of M, N and K, says nothing of a shape."""
 
 
 @dataclass(frozen=True)

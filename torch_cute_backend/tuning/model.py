@@ -1,8 +1,8 @@
 """An analytic cost model: which tiles to try for a shape nobody has tuned.
 
 For every tile of a short list it adds up what a persistent kernel's time is made of:
-a fixed launch and fill, the mainloop's waves bound by tensor cores or by memory, and the
-epilogue. Constants are rough per-arch rates; the model ranks, it does not predict.
+a fixed launch and fill, the mainloop's waves bound by tensor cores or by memory, and
+the epilogue. Constants are rough per-arch rates; the model ranks, it does not predict.
 """
 
 from __future__ import annotations

@@ -1,0 +1,113 @@
+"""Problems and schedules for tests, spread over families, and short ways to build them.
+
+``CASES`` is the one list that goldens, determinism and cubin tests draw from: each entry
+is valid for its arch, and every family, store, major and cluster class occurs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch_cute_backend.arch import SM90, SM100, ArchSpec
+from torch_cute_backend.build import KernelBuild, build_kernel
+from torch_cute_backend.dtypes import BFLOAT16, E4M3, FLOAT16, FLOAT32, DType
+from torch_cute_backend.epilogue.graph import (
+    EpilogueBuilder,
+    EpilogueGraph,
+    InputKind,
+)
+from torch_cute_backend.problem import Accum, GemmProblem, Major
+from torch_cute_backend.schedule import GemmSchedule
+from torch_cute_backend.status import Status
+
+ROW, COL, SCALAR, FULL = (
+    InputKind.ROW,
+    InputKind.COL,
+    InputKind.SCALAR,
+    InputKind.FULL,
+)
+
+
+def fp8(
+    m: int = 64,
+    n: int = 5120,
+    k: int = 5120,
+    out: DType = BFLOAT16,
+    bias: DType | None = None,
+    scaling: str = "rowwise",
+    **fields: object,
+) -> GemmProblem:
+    """``scaled_mm`` of e4m3 operands with fp32 scales."""
+    rowwise = scaling == "rowwise"
+    kinds = (ROW, COL) if rowwise else (SCALAR, SCALAR)
+    problem = GemmProblem(
+        op="scaled_mm",
+        m=m,
+        n=n,
+        k=k,
+        a_dtype=E4M3,
+        b_dtype=E4M3,
+        scaling=scaling,
+        epilogue=EpilogueGraph.linear(out, *kinds, bias),
+    )
+    return replace(problem, **fields)
+
+
+def mm(
+    m: int = 512,
+    n: int = 4096,
+    k: int = 2048,
+    dtype: DType = BFLOAT16,
+    out: DType | None = None,
+    bias: DType | None = None,
+    **fields: object,
+) -> GemmProblem:
+    """``mm``, or ``addmm`` where there is a bias."""
+    problem = GemmProblem(
+        op="mm" if bias is None else "addmm",
+        m=m,
+        n=n,
+        k=k,
+        a_dtype=dtype,
+        b_dtype=dtype,
+        epilogue=EpilogueGraph.linear(out or dtype, bias=bias),
+    )
+    return replace(problem, **fields)
+
+
+def gelu_residual(out: DType = BFLOAT16) -> EpilogueGraph:
+    """``round(gelu_erf(acc * row * col + bias)) + residual``, and the rounded gelu as a
+    second output: loads of all kinds, a constant, a round, two stores."""
+    b = EpilogueBuilder()
+    x = b.op("mul", b.acc(), b.input("scale_a", ROW, FLOAT32))
+    x = b.op("mul", x, b.input("scale_b", COL, FLOAT32))
+    x = b.op("add", x, b.input("bias", COL, out))
+    inner = b.op("erf", b.op("mul", x, b.const(0.7071067811865476)))
+    half = b.op("mul", x, b.const(0.5))
+    gelu = b.op("mul", half, b.op("add", inner, b.const(1.0)))
+    rounded = b.round(gelu, out)
+    b.output(b.op("add", rounded, b.input("residual", FULL, out)), out)
+    b.output(gelu, out, "d1")
+    return b.graph()
+
+
+def build(problem: GemmProblem, schedule: GemmSchedule, arch: ArchSpec) -> KernelBuild:
+    """``build_kernel``, where "cannot" is a failure of the test."""
+    result = build_kernel(problem, schedule, arch)
+    if isinstance(result, Status):
+        raise AssertionError(f"{schedule.describe()} on {arch.name}: {result}")
+    return result
+
+
+@dataclass(frozen=True)
+class Case:
+    """A named kernel. ``golden``: its text is kept under ``test/golden``."""
+
+    name: str
+    arch: ArchSpec
+    problem: GemmProblem
+    schedule: GemmSchedule
+    golden: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.arch.name}_{self.name}"
