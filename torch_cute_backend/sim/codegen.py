@@ -68,6 +68,7 @@ class BlockEmitter:
         self.lines: list[str] = []
         self.known: dict[str, str] = {}
         self.tiles_clean = False
+        self.loads_checked = False
 
     def local(self, name: str) -> str:
         """Python local that holds a register, loading it on first use."""
@@ -180,12 +181,20 @@ class ModuleEmitter:
             if instr.opcode.startswith("wgmma.mma_async")
             for name in registers(instr.operands[0])
         }
+        self.tmem_loads = {
+            name
+            for block in flow.blocks
+            for instr in block.instrs
+            if instr.opcode.startswith("tcgen05.ld")
+            for name in registers(instr.operands[0])
+        }
         self.pairs = _pair_registers(flow)
 
     def block_source(self, block: Block) -> str:
         emitter = BlockEmitter(self, block)
         for at, instr in enumerate(block.instrs):
             self._tile_guard(emitter, block, at)
+            self._load_guard(emitter, block, at)
             try:
                 self._instruction(emitter, block, instr)
             except UnsupportedPtx as error:
@@ -228,6 +237,26 @@ class ModuleEmitter:
         emitter.lines.append(f"W.materialise({constant}, {instr.line})")
         emitter.forget([n for n in emitter.known if n in self.accumulators])
         emitter.tiles_clean = True
+
+    def _load_guard(self, emitter: BlockEmitter, block: Block, at: int) -> None:
+        """Before registers of a tcgen05.ld are used, check that wait::ld came between."""
+        instr = block.instrs[at]
+        if instr.opcode.startswith("tcgen05."):
+            emitter.loads_checked = False
+            if instr.parts[1] == "ld":
+                return
+        if emitter.loads_checked or not self.tmem_loads:
+            return
+        names: set[str] = set()
+        for following in block.instrs[at:]:
+            if following is not instr and following.opcode.startswith("tcgen05."):
+                break
+            names |= {n for o in following.operands for n in registers(o)} & self.tmem_loads
+            if following is instr and not names:
+                return
+        constant = emitter.constant(frozenset(self.flow.numbers[n] for n in names))
+        emitter.lines.append(f"if W.pending_loads: W.unwaited({constant}, {instr.line})")
+        emitter.loads_checked = True
 
     def _accumulators_of(self, instr: Instr) -> set[str]:
         names = {name for o in instr.operands for name in registers(o)}

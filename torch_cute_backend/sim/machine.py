@@ -187,9 +187,9 @@ class Cta:
         self.core_agent = clocks.add(f"CTA {self.label} tensor core")
         if self.cluster.engine.checks:
             self.tmem_shadow = Shadow(
-                f"CTA {self.label} tensor memory", 4 * TMEM_COLUMNS, clocks,
+                f"CTA {self.label} tensor memory", 8 * TMEM_COLUMNS, clocks,
                 self.cluster.engine.report,
-                lambda g: f"lanes {g // TMEM_COLUMNS * 32}.. column {g % TMEM_COLUMNS}",
+                lambda g: f"lanes {g // TMEM_COLUMNS * 16}.. column {g % TMEM_COLUMNS}",
             )
 
     def special_registers(self, warp: int) -> dict[str, Any]:

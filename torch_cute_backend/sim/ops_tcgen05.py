@@ -3,7 +3,7 @@
 MMA, cp and commit of a CTA (or CTA pair) form one FIFO, executed by the agent of the leader's tensor
 core. Consecutive MMAs that walk along K of one swizzle span run as one matrix product.
 Tensor memory is 128 lanes x 512 columns of 32 bits; its history is kept per
-32-lane quarter and column.
+16-lane group and column.
 """
 
 from __future__ import annotations
@@ -55,10 +55,18 @@ def instruction_descriptor(kind: str, word: int) -> InstructionDescriptor:
 
 
 @lru_cache(maxsize=4096)
-def tmem_granules(first: int, columns: int, quarters: tuple[int, ...]) -> np.ndarray:
-    """Shadow indices of a column range in some 32-lane quarters."""
+def tmem_granules(first: int, columns: int, lane: int, lanes: int) -> np.ndarray:
+    """Shadow indices of a column range in the 16-lane groups of a lane range."""
     cols = np.arange(first, first + columns)
-    return (np.array(quarters)[:, None] * TMEM_COLUMNS + cols).reshape(-1)
+    groups = np.arange(lane // 16, (lane + lanes) // 16)
+    return (groups[:, None] * TMEM_COLUMNS + cols).reshape(-1)
+
+
+@lru_cache(maxsize=512)
+def tmem_granules_half(first: int, columns: int, lane: int) -> np.ndarray:
+    """Shadow indices of an M=64 accumulator: 16 lanes of each 32-lane quarter."""
+    parts = [tmem_granules(first, columns, 32 * q + lane, 16) for q in range(4)]
+    return np.concatenate(parts)
 
 
 class Mma:
@@ -147,7 +155,7 @@ class TensorCore:
         if mma.a >> 16 or rows != 128:
             raise UnsupportedPtx("A in tensor memory with lane offset or fewer than 128 rows", mma.line)
         cta.tmem_shadow.read(
-            tmem_granules(first, columns, (0, 1, 2, 3)), self.agent, self.clock, mma.stamp.order,
+            tmem_granules(first, columns, 0, 128), self.agent, self.clock, mma.stamp.order,
             mma.stamp.order, mma.line,
         )
         raw = np.ascontiguousarray(cta.tmem[:, first : first + columns])
@@ -171,15 +179,18 @@ class TensorCore:
         rows, n = product.shape
         split = mma.group == 2 and rows == 64
         columns = n // 2 if split else n
-        if mma.d >> 16:
-            raise UnsupportedPtx("accumulator with a lane offset", mma.line)
+        lane = mma.d >> 16
+        half = rows == 64 and not split
+        if lane and not (half and lane == 16):
+            raise UnsupportedPtx(f"accumulator of {rows} rows at lane {lane}", mma.line)
         if first + columns > TMEM_COLUMNS or not cta.tmem_owner[first : first + columns].all():
             cta.cluster.engine.report(
                 "tmem", f"MMA writes columns {first}..{first + columns - 1}, not all allocated",
                 mma.line,
             )
             return
-        where = tmem_granules(first, columns, (0, 1, 2, 3))
+        where = (tmem_granules_half(first, columns, lane) if half
+                 else tmem_granules(first, columns, 0, 128))
         order = mma.stamp.order
         if mma.enable:
             cta.tmem_shadow.read(where, self.agent, self.clock, order_with(order, self), order, mma.line)
@@ -189,9 +200,9 @@ class TensorCore:
         product = product.astype(kind, copy=False)
         if split:
             product = np.concatenate([product[:, :columns], product[:, columns:]])
-        elif rows == 64:
+        elif half:
             lanes = np.arange(64)
-            index = 32 * (lanes // 16) + lanes % 16
+            index = 32 * (lanes // 16) + lanes % 16 + lane
             target[index] = target[index] + product if mma.enable else product
             return
         if mma.enable:
@@ -267,7 +278,7 @@ class Tcgen05Ops(WgmmaOps):
         if cta.tmem_allocated.get(first) != count:
             self.report("tmem", f"dealloc of {count} columns at {first}: no such allocation", line)
             return True
-        where = tmem_granules(first, count, (0, 1, 2, 3))
+        where = tmem_granules(first, count, 0, 128)
         order = self.clock.rows[0]
         cta.tmem_shadow.write(where, self.agent, self.clock.epoch(), order, order, line)
         cta.tmem_shadow.forget(where)
@@ -358,7 +369,7 @@ class Tcgen05Ops(WgmmaOps):
                 "tmem", f"tcgen05.{verb} of columns {column}..{column + columns - 1}, not all allocated",
                 line,
             )
-        return min(lane, 96), min(column, max(TMEM_COLUMNS - columns, 0))
+        return min(lane, 128 - lanes), min(column, max(TMEM_COLUMNS - columns, 0))
 
     def tc_ld(self, g: Group, shape: str, count: int, address: Value, registers: tuple[int, ...],
               line: int) -> tuple[np.ndarray, ...]:
@@ -375,7 +386,7 @@ class Tcgen05Ops(WgmmaOps):
         lane, column = self._window(where, lanes, columns, line, "ld")
         rows = self.clock.rows[0]
         self.cta.tmem_shadow.read(
-            tmem_granules(column, columns, (lane // 32,)), self.agent, self.clock.epoch(), rows, rows,
+            tmem_granules(column, columns, lane, lanes), self.agent, self.clock.epoch(), rows, rows,
             line,
         )
         block = self.cta.tmem[lane : lane + lanes, column : column + columns]
@@ -390,7 +401,7 @@ class Tcgen05Ops(WgmmaOps):
         lane, column = self._window(self._one(g, address, line), 32, count, line, "st")
         rows = self.clock.rows[0]
         self.cta.tmem_shadow.write(
-            tmem_granules(column, count, (lane // 32,)), self.agent, self.clock.epoch(), rows, rows,
+            tmem_granules(column, count, lane, 32), self.agent, self.clock.epoch(), rows, rows,
             line,
         )
         block = np.stack([full(v, 32) for v in values], axis=1)
@@ -405,7 +416,7 @@ class Tcgen05Ops(WgmmaOps):
             self.tc_stores = False
         return True
 
-    def unwaited(self, registers: tuple[int, ...], line: int) -> None:
+    def unwaited(self, registers: frozenset[int], line: int) -> None:
         """A register of a tcgen05.ld is used; called only while loads are pending."""
         pending = self.pending_loads
         if pending and not pending.isdisjoint(registers):
@@ -413,7 +424,7 @@ class Tcgen05Ops(WgmmaOps):
                 "async_register", "a register is read or written before tcgen05.wait::ld completes its "
                 "tcgen05.ld", line, advice=not self.engine.strict_wait,
             )
-            pending.difference_update(registers)
+            pending -= registers
 
     def tc_fence(self, kind: str) -> None:
         """tcgen05.fence::before/after_thread_sync: ordering is modelled as always present."""
