@@ -136,6 +136,13 @@ class TestPtxasReport(TestCase):
         self.assertTrue(report.warnings[0].startswith("C7508 Potential"))
         self.assertEqual(len(report.gate().reasons), 2)
 
+    def test_serialised_wgmma_fails_the_gate(self):
+        log = LOG.replace("'setmaxnreg' ignored", "X").replace("5356", "0")
+        log = log.replace("6010", "0")
+        self.assertTrue(ptxas.parse(log).gate())
+        serial = "wgmma.mma_async instructions are serialized due to"
+        self.assertFalse(ptxas.parse(log.replace("X", serial)).gate())
+
     def test_missing_log_fails_the_gate(self):
         self.assertFalse(ptxas.parse("").gate())
 

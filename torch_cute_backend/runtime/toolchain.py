@@ -16,9 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from torch_cute_backend.errors import CompileError
+from torch_cute_backend.status import Status
 
 DSL_VERSIONS = ("4.8.1", "4.9")
 """Supported range of nvidia-cutlass-dsl: from the first, below the second."""
+
+TORCH_VERSIONS = ("2.11", "2.14")
+"""Supported range of torch: first and last minor version."""
 
 RUNTIME_LIBRARY = "libcute_dsl_runtime.so"
 TVM_FFI_LIBRARY = "libtvm_ffi.so"
@@ -57,6 +61,17 @@ def dsl_supported(version: str | None) -> bool:
         return False
     low, high = (_numbers(v) for v in DSL_VERSIONS)
     return low <= _numbers(version) < high
+
+
+def torch_supported(version: str | None) -> Status:
+    """Is torch ``version`` inside :data:`TORCH_VERSIONS`?"""
+    if version is None:
+        return Status.no("torch is not installed")
+    low, high = (_numbers(v) for v in TORCH_VERSIONS)
+    inside = low <= _numbers(version)[:2] <= high
+    return Status.check(
+        (inside, f"torch {version} is not one of {' to '.join(TORCH_VERSIONS)}")
+    )
 
 
 def require_dsl() -> str:

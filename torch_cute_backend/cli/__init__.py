@@ -1,0 +1,1 @@
+"""``python -m torch_cute_backend`` and ``torch-cute``: one file a subcommand."""

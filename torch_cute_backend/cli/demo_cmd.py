@@ -1,0 +1,196 @@
+"""``demo``: an FP8 MLP block through ``torch.compile``, checked and timed.
+
+Without a GPU the same kernels are compiled to cubins for both archs instead, and what
+was decided about them is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+
+from torch_cute_backend import config, enable
+from torch_cute_backend.arch import ARCHS, ArchSpec
+from torch_cute_backend.build import KernelBuild
+from torch_cute_backend.cli.explain_cmd import describe_schedule, omission_lines
+from torch_cute_backend.cli.mlp import HIDDEN, INTERMEDIATE, Fp8Mlp, worst_error
+from torch_cute_backend.cli.problem import SCALE_KINDS, plan_problem, require_build
+from torch_cute_backend.dtypes import BFLOAT16, E4M3
+from torch_cute_backend.epilogue.graph import EpilogueGraph
+from torch_cute_backend.problem import GemmProblem
+from torch_cute_backend.runtime import device, launch, validated
+
+_TIMED_CALLS = 50
+_QUEUE_CYCLES = 20_000_000
+"""GPU cycles to spin while the host enqueues the timed calls (about 10 ms)."""
+_LAYERS = {"up": (INTERMEDIATE, HIDDEN), "down": (HIDDEN, INTERMEDIATE)}
+"""(N, K) of each GEMM."""
+
+
+def run(args: argparse.Namespace) -> int:
+    arch = device.default_arch()
+    if arch is not None:
+        return _on_gpu(args.m, args.mode, arch)
+    if torch.cuda.is_available():
+        name, needed = torch.cuda.get_device_name(), ", ".join(ARCHS)
+        print(f"{name} is not one of {needed}: compiling for those, running nothing.")
+    else:
+        print("No GPU here: compiling the demo's kernels to cubins, running nothing.")
+    for target in reversed(ARCHS.values()):
+        for layer in _LAYERS:
+            _compile_layer(layer, args.m, target)
+    return 0
+
+
+def layer_problem(layer: str, m: int) -> GemmProblem:
+    """A layer's GEMM: e4m3, rowwise scales, bf16 out."""
+    n, k = _LAYERS[layer]
+    epilogue = EpilogueGraph.linear(BFLOAT16, *SCALE_KINDS["rowwise"])
+    return GemmProblem(
+        "scaled_mm", m, n, k, E4M3, E4M3, scaling="rowwise", epilogue=epilogue
+    )
+
+
+def _compile_layer(layer: str, m: int, arch: ArchSpec) -> None:
+    from torch_cute_backend.runtime.pool import shared_pool
+
+    planned = plan_problem(layer_problem(layer, m), arch)
+    built = require_build(planned)
+    start = time.monotonic()
+    entry = shared_pool().submit(built.source).result()
+    seconds = time.monotonic() - start
+    print(f"\n{layer} projection, {arch.name}: {built.problem.describe()}")
+    print(f"schedule:     {describe_schedule(planned)}")
+    print("\n".join(omission_lines(built.omission)))
+    print(f"kernel:       {built.source.name}, ready in {seconds:.1f} s")
+    print(f"resources:    {entry.resources.describe()}")
+    print(f"hardware:     {validated.describe(_kernel_class(built))}")
+
+
+def _kernel_class(built: KernelBuild) -> validated.KernelClass:
+    return validated.KernelClass.of(built.problem, built.schedule, built.arch)
+
+
+def _on_gpu(m: int, mode: str, arch: ArchSpec) -> int:
+    config.update(count_launches=True)
+    enable()
+    place = torch.device("cuda", torch.cuda.current_device())
+    print(
+        f"{torch.cuda.get_device_name(place)} ({arch.name}), torch {torch.__version__}"
+    )
+    block = Fp8Mlp(place)
+    generator = torch.Generator(place).manual_seed(1)
+    x = torch.randn(m, HIDDEN, device=place, dtype=torch.bfloat16, generator=generator)
+    print(f"FP8 MLP block, {m} tokens, {HIDDEN} -> {INTERMEDIATE} -> {HIDDEN}")
+    with torch.no_grad(), _loaded_gemms() as gemms:
+        compiled = torch.compile(block, mode=mode)
+        start = time.monotonic()
+        y = compiled(x).clone()
+        torch.cuda.synchronize()
+        print(
+            f"torch.compile(mode={mode!r}): first call {time.monotonic() - start:.1f} s"
+        )
+        right = _report_error(block, compiled, x, y)
+        ours = _report_kernels(gemms)
+        _report_times(block, compiled, x)
+    return 0 if right and ours else 1
+
+
+@contextmanager
+def _loaded_gemms() -> Iterator[list[Any]]:
+    """Collects the GEMMs that generated wrappers load from us."""
+    from torch_cute_backend.inductor import served
+
+    gemms: list[Any] = []
+    load = served.load_gemm
+
+    def recording(text: str, device_index: int) -> Any:
+        gemms.append(load(text, device_index))
+        return gemms[-1]
+
+    with mock.patch.object(served, "load_gemm", recording):
+        yield gemms
+
+
+def _report_error(block: Fp8Mlp, compiled: Any, x: torch.Tensor, y: Any) -> bool:
+    """Two calls must be right: the first, and one that replays what was captured."""
+    reference = block.reference(x)
+    errors = [worst_error(y, reference), worst_error(compiled(x), reference)]
+    control = worst_error(torch.zeros_like(reference), reference)
+    print(
+        f"check against fp32: worst element at {max(errors):.3f} of its bound "
+        f"(all zeros would be at {control:.0f})"
+    )
+    right = max(errors) <= 1
+    print("numbers are right" if right else "NUMBERS ARE WRONG")
+    return right
+
+
+def _report_kernels(gemms: list[Any]) -> bool:
+    """Which kernels of ours were loaded for which GEMM, and how often they ran."""
+    from torch_cute_backend.inductor import reasons
+    from torch_cute_backend.inductor.served import rebuild
+
+    counts = launch.launches()
+    for gemm in gemms:
+        for variant in gemm.spec.variants:
+            built = rebuild(gemm.spec, variant)
+            _report_kernel(built, counts.get(built.source.name, 0))
+    for refusal in reasons.recorded():
+        print(f"\nno kernel for {refusal.op} ({refusal.step}): {refusal.reason}")
+    total = sum(counts.values())
+    if not total:
+        print(
+            "\nno kernel of ours ran: Inductor found ATen or Triton faster everywhere"
+        )
+    return total > 0
+
+
+def _report_kernel(built: KernelBuild, count: int) -> None:
+    planned = plan_problem(built.problem, built.arch)
+    early = planned.source == "pretuned-exact" and config.get().decide_early
+    why = "taken from the pretuned table" if early else "fastest of Inductor's choices"
+    print(f"\nran:          {built.problem.describe()}")
+    fused = len(built.problem.epilogue.nodes)
+    print(f"kernel:       {built.source.name}, {count} launches, {why}")
+    print(
+        f"epilogue:     {fused} nodes, {len(built.problem.epilogue.outputs)} output(s)"
+    )
+    print(f"schedule:     {built.schedule.describe()} (first choice: {planned.source})")
+    print("\n".join(omission_lines(built.omission)))
+    entry = launch.load(built.source).entry
+    print(f"resources:    {entry.resources.describe()}")
+    print(f"hardware:     {validated.describe(_kernel_class(built))}")
+
+
+def _report_times(block: Fp8Mlp, compiled: Any, x: torch.Tensor) -> None:
+    print(f"\ntimes, median of {_TIMED_CALLS} calls:")
+    for name, call in (("eager ATen", block), ("torch.compile", compiled)):
+        us = _median_us(functools.partial(call, x))
+        print(f"  block, {name:14}{us:9.1f} us")
+
+
+def _median_us(call: Callable[[], object]) -> float:
+    """GPU time of a call with its host time hidden behind a queue of earlier calls."""
+    cuda: Any = torch.cuda
+    for _ in range(3):
+        call()
+    events = [
+        (cuda.Event(enable_timing=True), cuda.Event(enable_timing=True))
+        for _ in range(_TIMED_CALLS)
+    ]
+    cuda._sleep(_QUEUE_CYCLES)
+    for begin, end in events:
+        begin.record()
+        call()
+        end.record()
+    cuda.synchronize()
+    return 1000 * float(statistics.median(b.elapsed_time(e) for b, e in events))

@@ -1,0 +1,220 @@
+"""``doctor``: versions, GPU, what is on or off and why, what was validated where."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+from typing import Any
+
+from torch_cute_backend import config
+from torch_cute_backend.arch import ARCHS
+from torch_cute_backend.arch.spec import ArchSpec
+from torch_cute_backend.cli.problem import SCALE_KINDS
+from torch_cute_backend.dtypes import BFLOAT16, E4M3, FLOAT16
+from torch_cute_backend.epilogue.graph import EpilogueGraph
+from torch_cute_backend.errors import CacheError
+from torch_cute_backend.problem import GemmProblem
+from torch_cute_backend.runtime import toolchain, validated
+from torch_cute_backend.runtime.cache import KernelCache
+from torch_cute_backend.status import Status
+from torch_cute_backend.tuning.lookup import choose
+from torch_cute_backend.version import __version__
+
+PACKAGES = ("torch", "triton", "nvidia-cutlass-dsl", "apache-tvm-ffi", "numpy")
+OPS = (
+    ("mm", "none", BFLOAT16),
+    ("mm", "none", FLOAT16),
+    ("addmm", "none", BFLOAT16),
+    ("addmm", "none", FLOAT16),
+    ("scaled_mm", "tensorwise", E4M3),
+    ("scaled_mm", "rowwise", E4M3),
+)
+_SIZE = (64, 5120, 5120)
+"""M, N, K of the GEMM that stands for its kind in the support matrix."""
+
+
+def run(args: argparse.Namespace) -> int:
+    report = collect()
+    if args.json:
+        json.dump(report, sys.stdout, indent=2)
+        print()
+    else:
+        print(to_text(report))
+    return 0
+
+
+def collect() -> dict[str, Any]:
+    """Everything, as plain JSON values. Never raises for what is missing."""
+    return {
+        "versions": {
+            "torch_cute_backend": __version__,
+            "python": platform.python_version(),
+            **{name: _version(name) for name in PACKAGES},
+        },
+        "gpus": _gpus(),
+        "checks": [
+            {
+                "name": name,
+                "ok": bool(status),
+                "detail": detail if status else str(status),
+            }
+            for name, status, detail in _checks()
+        ],
+        "settings": {k: str(v) for k, v in vars(config.get()).items()},
+        "support": support_matrix(),
+        "validated": [
+            {
+                "kernels": str(row.kernels),
+                "gpu": row.gpu,
+                "date": row.date,
+                "commit": row.commit,
+                "tests": row.tests,
+            }
+            for row in validated.RECORDS
+        ],
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _gpus() -> list[dict[str, Any]]:
+    import torch
+
+    from torch_cute_backend.runtime import device
+
+    if not torch.cuda.is_available():
+        return []
+    gpus = []
+    for index in range(torch.cuda.device_count()):
+        arch = device.arch_of(index)
+        gpus.append(
+            {
+                "name": device.name_of(index),
+                "arch": None if arch is None else arch.name,
+                "sms": device.sm_count(index),
+            }
+        )
+    return gpus
+
+
+def _checks() -> list[tuple[str, Status, str]]:
+    """(what, whether it is as it should be, what was found)."""
+    dsl = toolchain.dsl_version()
+    low, high = toolchain.DSL_VERSIONS
+    return [
+        ("torch", toolchain.torch_supported(_version("torch")), "supported"),
+        (
+            "CuTe DSL",
+            Status.check(
+                (toolchain.dsl_supported(dsl), f"{dsl} is not >={low},<{high}"),
+            ),
+            "supported",
+        ),
+        (
+            "warm start",
+            Status.check(
+                (
+                    toolchain.linker() is not None,
+                    "no C compiler: loading a cached kernel imports cutlass (seconds)",
+                ),
+                (toolchain.runtime_library() is not None, "no libcute_dsl_runtime.so"),
+            ),
+            f"links with {toolchain.linker()}",
+        ),
+        ("cache", _cache_status(), str(config.get().cache_dir)),
+        ("plugin", _plugin_status(), "offers kernels wherever max_autotune is on"),
+        ("GPU", _gpu_status(), "kernels can run here"),
+    ]
+
+
+def _cache_status() -> Status:
+    try:
+        problems = KernelCache().verify()
+    except (CacheError, OSError) as error:
+        return Status.no(str(error))
+    return Status.check((not problems, "; ".join(problems.values())))
+
+
+def _plugin_status() -> Status:
+    inductor_list = os.environ.get("TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS", "")
+    named = not inductor_list or "TORCH_CUTE" in inductor_list.upper()
+    return Status.check(
+        (config.get().enabled, f"{config.PREFIX}ENABLED=0"),
+        (
+            named,
+            "TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS does not name TORCH_CUTE",
+        ),
+    )
+
+
+def _gpu_status() -> Status:
+    gpus = _gpus()
+    usable = [gpu for gpu in gpus if gpu["arch"] is not None]
+    if usable:
+        return Status.ok()
+    if not gpus:
+        return Status.no("no GPU: kernels compile here, and run in the simulator only")
+    return Status.no(f"{gpus[0]['name']} is none of {', '.join(ARCHS)}")
+
+
+def support_matrix() -> list[dict[str, Any]]:
+    """One row an op, scaling, dtype and arch: supported or not, run where."""
+    return [
+        _support(op, scaling, kind, arch)
+        for op, scaling, kind in OPS
+        for arch in ARCHS.values()
+    ]
+
+
+def _support(op: str, scaling: str, kind: Any, arch: ArchSpec) -> dict[str, Any]:
+    m, n, k = _SIZE
+    bias = BFLOAT16 if op == "addmm" else None
+    epilogue = EpilogueGraph.linear(BFLOAT16, *SCALE_KINDS[scaling], bias)
+    problem = GemmProblem(op, m, n, k, kind, kind, scaling=scaling, epilogue=epilogue)
+    choice = choose(problem, arch)
+    row: dict[str, Any] = {
+        "op": op,
+        "scaling": scaling,
+        "dtype": kind.name,
+        "arch": arch.name,
+        "torch": "{} to {}".format(*toolchain.TORCH_VERSIONS),
+    }
+    if isinstance(choice, Status):
+        return {**row, "supported": False, "detail": str(choice)}
+    kernels = validated.KernelClass.of(problem, choice.schedule, arch)
+    return {**row, "supported": True, "detail": validated.describe(kernels)}
+
+
+def to_text(report: dict[str, Any]) -> str:
+    """The report for people."""
+    lines = ["versions"]
+    lines += [
+        f"  {name:20} {version or 'not installed'}"
+        for name, version in report["versions"].items()
+    ]
+    lines.append("GPUs")
+    lines += [
+        f"  {gpu['name']}: {gpu['arch'] or 'not supported'}, {gpu['sms']} SMs"
+        for gpu in report["gpus"]
+    ] or ["  none"]
+    lines.append("checks")
+    lines += [
+        f"  {'on ' if check['ok'] else 'OFF'} {check['name']:16} {check['detail']}"
+        for check in report["checks"]
+    ]
+    lines.append("support (torch {} to {})".format(*toolchain.TORCH_VERSIONS))
+    lines += [
+        f"  {row['op']:10}{row['scaling']:11}{row['dtype']:15}{row['arch']:8} "
+        f"{'yes' if row['supported'] else 'no'}: {row['detail']}"
+        for row in report["support"]
+    ]
+    return "\n".join(lines)

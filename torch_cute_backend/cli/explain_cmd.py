@@ -1,0 +1,110 @@
+"""``explain``: which kernel a GEMM gets, where its schedule is from, what became of its
+shared loop and why. No GPU, nothing is compiled."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from torch_cute_backend.build import KernelBuild
+from torch_cute_backend.cli.problem import Plan, plan, problem_to_json
+from torch_cute_backend.ir.printer import print_program
+from torch_cute_backend.passes.remarks import Omission
+
+
+def run(args: argparse.Namespace) -> int:
+    planned = plan(args)
+    if args.json:
+        json.dump(to_json(planned), sys.stdout, indent=2)
+        print()
+        return 0
+    print(to_text(planned))
+    if isinstance(planned.result, KernelBuild):
+        if args.print_ir:
+            print("\n" + print_program(getattr(planned.result, args.print_ir)), end="")
+        if args.source:
+            print("\n" + planned.result.source.text, end="")
+    return 0
+
+
+def to_json(planned: Plan) -> dict[str, Any]:
+    """Everything that :func:`to_text` says; ``unsupported`` lists reasons, or is []."""
+    schedule = planned.schedule
+    report: dict[str, Any] = {
+        "problem": problem_to_json(planned.problem),
+        "arch": planned.arch.name,
+        "schedule": None if schedule is None else schedule.to_json(),
+        "schedule_source": planned.source,
+        "table_row": planned.row,
+        "loop_omission": None,
+        "kernel": None,
+        "source_sha256": None,
+        "unsupported": [],
+    }
+    if isinstance(planned.result, KernelBuild):
+        report["loop_omission"] = omission_to_json(planned.result.omission)
+        report["kernel"] = planned.result.source.name
+        report["source_sha256"] = planned.result.source.sha256
+    else:
+        report["unsupported"] = list(planned.result.reasons)
+    return report
+
+
+def omission_to_json(omission: Omission) -> dict[str, Any]:
+    return {
+        "decision": omission.decision,
+        "rule": omission.rule,
+        "remarks": [
+            {
+                "applied": remark.applied,
+                "rule": remark.rule,
+                "statement": remark.statement,
+                "message": remark.message,
+            }
+            for remark in omission.remarks
+        ],
+    }
+
+
+def to_text(planned: Plan) -> str:
+    """The report for people."""
+    lines = [f"problem:      {planned.problem.describe()}"]
+    lines.append(f"arch:         {planned.arch.name}")
+    if planned.schedule is not None:
+        lines.append(f"schedule:     {describe_schedule(planned)}")
+    if not isinstance(planned.result, KernelBuild):
+        reasons = planned.result.reasons
+        return "\n".join([*lines, *(f"no kernel:    {reason}" for reason in reasons)])
+    built = planned.result
+    lines += omission_lines(built.omission)
+    lines.append(f"kernel:       {built.source.name}")
+    lines.append(f"source:       sha256 {built.source.sha256}")
+    lines.append(f"hardware:     {_validation(built)}")
+    return "\n".join(lines)
+
+
+def describe_schedule(planned: Plan) -> str:
+    schedule = planned.schedule
+    if schedule is None:
+        return "none"
+    where = planned.source or "unknown"
+    if planned.row is not None:
+        where += f" row {planned.row}"
+    return f"{schedule.describe()}, {schedule.scheduler}, {schedule.raster} ({where})"
+
+
+def omission_lines(omission: Omission) -> list[str]:
+    """The decision on the shared loop, then a line for each remark."""
+    rule = f" (rule {omission.rule})" if omission.rule else ""
+    lines = [f"shared loop:  {omission.decision}{rule}"]
+    lines += [f"              {remark}" for remark in omission.remarks]
+    return lines
+
+
+def _validation(built: KernelBuild) -> str:
+    from torch_cute_backend.runtime import validated
+
+    kernels = validated.KernelClass.of(built.problem, built.schedule, built.arch)
+    return f"{kernels}: {validated.describe(kernels)}"

@@ -1,0 +1,112 @@
+"""Argument parsing and dispatch. Everything heavy is imported by the subcommand.
+
+A person's mistake is one line on stderr and exit code 2; a kernel that does not compile
+or a check that fails is exit code 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from torch_cute_backend.errors import CuteBackendError, UserError
+from torch_cute_backend.version import __version__
+
+PROGRAM = "torch-cute"
+OPS = ("mm", "addmm", "scaled_mm")
+ARCHS = ("sm_90a", "sm_100a")
+SCHEDULERS = ("static_persistent", "single_tile")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        print(f"{PROGRAM}: error: {message}", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def _positive(text: str) -> int:
+    value = int(text) if text.isdigit() else 0
+    if not 0 < value < 2**31:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive 32-bit integer")
+    return value
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = _Parser(PROGRAM, description="CuTe DSL GEMM kernels for torch.compile")
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    demo = commands.add_parser("demo", help="compile, run and check an FP8 MLP block")
+    demo.add_argument("--m", type=_positive, default=64, help="tokens (default 64)")
+    demo.add_argument("--mode", default="max-autotune", help="mode of torch.compile")
+
+    explain = commands.add_parser("explain", help="which kernel a GEMM gets, and why")
+    _add_problem(explain)
+    explain.add_argument("--json", action="store_true", help="machine-readable")
+    explain.add_argument(
+        "--print-ir",
+        choices=("before", "after"),
+        help="the tile program before or after the loop-omission check",
+    )
+    explain.add_argument("--source", action="store_true", help="the generated source")
+
+    compile_ = commands.add_parser("compile", help="compile a GEMM's kernel, no GPU")
+    _add_problem(compile_)
+    compile_.add_argument("--emit", choices=("source", "ptx", "cubin", "sass"))
+    compile_.add_argument("-o", "--output", metavar="FILE", help="default: stdout")
+    compile_.add_argument(
+        "--no-gate", action="store_true", help="accept spills and ptxas warnings"
+    )
+
+    doctor = commands.add_parser("doctor", help="versions, GPU, what is on and why")
+    doctor.add_argument("--json", action="store_true", help="machine-readable")
+
+    cache = commands.add_parser("cache", help="the on-disk cache of kernels")
+    cache.add_argument(
+        "action", nargs="?", default="list", choices=("list", "clear", "verify")
+    )
+    return parser
+
+
+def _add_problem(parser: argparse.ArgumentParser) -> None:
+    """Arguments that describe a GEMM and its schedule; see ``cli.problem``."""
+    parser.add_argument("op", choices=OPS, metavar="OP", help=", ".join(OPS))
+    for size in "mnk":
+        parser.add_argument(f"--{size}", type=_positive, required=True)
+    parser.add_argument(
+        "--dtype", help="of A and B (bfloat16; scaled_mm: float8_e4m3fn)"
+    )
+    parser.add_argument("--out-dtype", default="bfloat16")
+    parser.add_argument("--scaling", choices=("none", "tensorwise", "rowwise"))
+    parser.add_argument("--accum", choices=("fast", "exact"), default="fast")
+    parser.add_argument("--a-major", choices=("k", "mn"), default="k")
+    parser.add_argument("--b-major", choices=("k", "mn"), default="k")
+    parser.add_argument("--bias", action="store_true", help="a bias of N elements")
+    parser.add_argument("--arch", help=f"{', '.join(ARCHS)} (default: the GPU's)")
+    parser.add_argument("--scheduler", choices=SCHEDULERS)
+    parser.add_argument("--shared-loop", choices=("auto", "keep", "inline"))
+    parser.add_argument("--schedule", metavar="JSON", help="a whole schedule, as JSON")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    try:
+        args = build_parser().parse_args(argv)
+        command = importlib.import_module(f"torch_cute_backend.cli.{args.command}_cmd")
+        return int(command.run(args))
+    except UserError as error:
+        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
+        return 2
+    except CuteBackendError as error:
+        print(f"{PROGRAM}: failed: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # The reader went away (``| head``); a second complaint at exit helps nobody.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return 130

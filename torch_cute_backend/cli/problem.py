@@ -1,0 +1,163 @@
+"""From command-line arguments to a problem, an arch, a schedule and a built kernel."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch_cute_backend.arch import ArchSpec, arch_spec
+from torch_cute_backend.build import KernelBuild, build_kernel
+from torch_cute_backend.dtypes import BFLOAT16, DTYPES, E4M3, DType
+from torch_cute_backend.epilogue.graph import EpilogueGraph, InputKind
+from torch_cute_backend.errors import TableError, UserError
+from torch_cute_backend.problem import Accum, GemmProblem, Major
+from torch_cute_backend.schedule import GemmSchedule
+from torch_cute_backend.status import Status
+from torch_cute_backend.tuning.lookup import choose
+
+DEFAULT_ARCH = "sm_100a"
+"""Where there is no GPU to ask."""
+
+SCALE_KINDS: dict[str, tuple[InputKind | None, InputKind | None]] = {
+    "none": (None, None),
+    "tensorwise": (InputKind.SCALAR, InputKind.SCALAR),
+    "rowwise": (InputKind.ROW, InputKind.COL),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was asked for, and the kernel for it or why there is none.
+
+    ``source`` names where the schedule is from: ``"pretuned-exact"``,
+    ``"pretuned-nearest"``, ``"model"`` or ``"user"``; None if there is no schedule.
+    """
+
+    problem: GemmProblem
+    arch: ArchSpec
+    schedule: GemmSchedule | None
+    source: str | None
+    row: str | None
+    result: KernelBuild | Status
+
+
+def plan(args: argparse.Namespace) -> Plan:
+    """Choose a schedule and build the kernel that ``args`` describe.
+
+    Raises:
+        UserError: the arguments make no sense together.
+    """
+    return plan_problem(
+        problem_from(args),
+        arch_from(args.arch),
+        schedule=args.schedule,
+        scheduler=args.scheduler,
+        shared_loop=args.shared_loop,
+    )
+
+
+def plan_problem(
+    problem: GemmProblem,
+    arch: ArchSpec,
+    *,
+    schedule: str | None = None,
+    scheduler: str | None = None,
+    shared_loop: str | None = None,
+) -> Plan:
+    """As :func:`plan`, for a problem; ``schedule`` is JSON text."""
+    source, row = "user", None
+    if schedule is not None:
+        chosen = _parse_schedule(schedule)
+    else:
+        choice = choose(problem, arch)
+        if isinstance(choice, Status):
+            return Plan(problem, arch, None, None, None, choice)
+        chosen, source = choice.schedule, choice.source
+        row = choice.row.name if choice.row is not None else None
+    if scheduler is not None and scheduler != chosen.scheduler:
+        chosen, source, row = replace(chosen, scheduler=scheduler), "user", None
+    if shared_loop is not None:
+        chosen = replace(chosen, shared_loop=shared_loop)
+    result = build_kernel(problem, chosen, arch)
+    return Plan(problem, arch, chosen, source, row, result)
+
+
+def require_build(planned: Plan) -> KernelBuild:
+    """The kernel; ``UserError`` with the reasons if there is none."""
+    if isinstance(planned.result, Status):
+        raise UserError(f"no kernel: {planned.result}")
+    return planned.result
+
+
+def problem_from(args: argparse.Namespace) -> GemmProblem:
+    """The GEMM that ``args`` describe; ``UserError`` if they contradict each other."""
+    scaled = args.op == "scaled_mm"
+    scaling = args.scaling or ("rowwise" if scaled else "none")
+    if scaled == (scaling == "none"):
+        raise UserError(f"--scaling {scaling} does not go with {args.op}")
+    kind = _dtype(args.dtype) if args.dtype else (E4M3 if scaled else BFLOAT16)
+    out = _dtype(args.out_dtype)
+    scale_a, scale_b = SCALE_KINDS[scaling]
+    bias = out if args.bias or args.op == "addmm" else None
+    return GemmProblem(
+        op=args.op,
+        m=args.m,
+        n=args.n,
+        k=args.k,
+        a_dtype=kind,
+        b_dtype=kind,
+        a_major=Major(args.a_major),
+        b_major=Major(args.b_major),
+        scaling=scaling,
+        accum=Accum(args.accum),
+        epilogue=EpilogueGraph.linear(out, scale_a, scale_b, bias),
+        out_aligned=args.n * out.bytes % 16 == 0,
+    )
+
+
+def arch_from(name: str | None) -> ArchSpec:
+    """The named arch, else the GPU's, else :data:`DEFAULT_ARCH`."""
+    if name is not None:
+        return arch_spec(name)
+    from torch_cute_backend.runtime import device
+
+    return device.default_arch() or arch_spec(DEFAULT_ARCH)
+
+
+def _dtype(name: str) -> DType:
+    kind = DTYPES.get(name.removeprefix("torch."))
+    if kind is None:
+        raise UserError(f"unknown dtype {name!r}; known: {', '.join(DTYPES)}")
+    return kind
+
+
+def _parse_schedule(text: str) -> GemmSchedule:
+    try:
+        row: Any = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"--schedule is not JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise UserError("--schedule is not a JSON object")
+    try:
+        return GemmSchedule.from_json(row)
+    except TableError as error:
+        raise UserError(f"--schedule: {error}") from error
+
+
+def problem_to_json(problem: GemmProblem) -> dict[str, Any]:
+    """The fields of a problem that its command line can set."""
+    return {
+        "op": problem.op,
+        "m": problem.m,
+        "n": problem.n,
+        "k": problem.k,
+        "a_dtype": problem.a_dtype.name,
+        "b_dtype": problem.b_dtype.name,
+        "out_dtype": problem.out_dtype.name,
+        "a_major": problem.a_major.value,
+        "b_major": problem.b_major.value,
+        "scaling": problem.scaling,
+        "accum": problem.accum.value,
+    }
