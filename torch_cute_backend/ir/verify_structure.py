@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from itertools import groupby
 
-from torch_cute_backend.ir.effects import Registers, Sync, SyncArrive, SyncWait
+from torch_cute_backend.ir.effects import Sync, SyncArrive, SyncWait
 from torch_cute_backend.ir.ops import Body, Stmt, walk
 from torch_cute_backend.ir.printer import print_statement
 from torch_cute_backend.ir.program import Program
@@ -100,7 +100,8 @@ def region_shape(program: Program) -> Messages:
 
 def prologue_sync(program: Program) -> Messages:
     """The prologue publishes what it sets up: behind its last barrier of all threads
-    only a role's own set-up, or statements without effects, may follow."""
+    only a role's own set-up, or statements without effects, may follow. (Whether that
+    set-up races with another role is the ordering rule's to say.)"""
     last = -1
     for i, stmt in enumerate(program.prologue):
         if stmt.role is None and _syncs(stmt):
@@ -109,8 +110,7 @@ def prologue_sync(program: Program) -> Messages:
         yield "the prologue has no barrier of all threads, expected one"
         return
     for stmt in program.prologue[last + 1 :]:
-        own = all(isinstance(e, Registers) for e in stmt.effects())
-        if stmt.effects() and not (stmt.role is not None and own):
+        if stmt.effects() and stmt.role is None:
             yield f"{print_statement(stmt)} stands behind the prologue's last barrier"
 
 
