@@ -26,8 +26,8 @@ PACKAGE = Path(torch_cute_backend.__file__).parent
 ROOT = PACKAGE.name
 
 LAYERS: dict[str, tuple[str, ...]] = {
-    # The epilogue graph is a value that an IR statement holds.
-    "ir": ("errors", "ir", "epilogue"),
+    # Element types and epilogue graphs are values that IR statements hold.
+    "ir": ("errors", "ir", "dtypes", "epilogue"),
     "passes": ("errors", "status", "ir", "passes"),
     "arch": ("arch", "errors", "status", "problem", "schedule", "dtypes"),
     "epilogue": ("epilogue", "dtypes", "errors", "status"),

@@ -8,7 +8,6 @@ torch's Inductor nor the CuTe DSL, and touches no GPU.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import warnings
 
 from torch_cute_backend import config
@@ -49,7 +48,7 @@ def _enable_on_import() -> None:
         # A typing error in a variable must not stop the program that imports us.
         warnings.warn(f"torch_cute_backend stays off: {error}", stacklevel=3)
         return
-    if wanted and importlib.util.find_spec(_INSTALLER) is not None:
+    if wanted:
         enable()
 
 
