@@ -214,6 +214,10 @@ def _inductor_hooks(
     # The attention patterns build real tensors on the GPU.
     yield joint_graph, "lazy_init", _constant(None)
 
+    from torch_cute_backend.inductor import timing as inductor_timing
+    from torch_cute_backend.runtime import validated
+    from torch_cute_backend.status import Status
+
     def make_benchmark_fn(cls: Any, *args: Any, **kwargs: Any) -> Any:
         return lambda choices: {c: timings.of_choice(c) for c in choices}
 
@@ -237,6 +241,9 @@ def _inductor_hooks(
             benchmark_compiled_module=None,
         )
 
+    # No kernel is compiled or run, ours neither.
+    yield inductor_timing, "compiled", lambda sources: [Status.ok()] * len(sources)
+    yield validated, "usable", _constant(Status.ok())
     yield AlgorithmSelectorCache, "make_benchmark_fn", classmethod(make_benchmark_fn)
     yield AlgorithmSelectorCache, "make_precompile_fn", _constant(_constant({}))
     yield Scheduler, "compile_kernel", compile_kernel

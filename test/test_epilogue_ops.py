@@ -1,4 +1,4 @@
-"""Epilogue ops: registry rules, torch meaning, and that each one compiles on its own."""
+"""Epilogue ops: registry rules, meaning in torch, and the text they print."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def _dsl_version() -> str:
     return str(toolchain.dsl_version())
 
 
-class PluginPass(CustomGraphModulePass):
+class PluginPass(CustomGraphModulePass):  # type: ignore[misc]
     """Changes no graph. ``inner`` is the pass that was registered before, if any."""
 
     def __init__(self, inner: CustomGraphModulePass | None) -> None:

@@ -23,9 +23,10 @@ from torch_cute_backend.arch import ArchSpec
 from torch_cute_backend.build import KernelBuild
 from torch_cute_backend.errors import CuteBackendError
 from torch_cute_backend.inductor import compat, lowering, reasons, timing
-from torch_cute_backend.inductor.request import GemmRequest, gemm_request
+from torch_cute_backend.inductor.request import GemmRequest, OpCall, gemm_request
 from torch_cute_backend.inductor.views import View, unwrap
-from torch_cute_backend.runtime import device
+from torch_cute_backend.runtime import device, validated
+from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.status import Status
 from torch_cute_backend.tuning import lookup
 from torch_cute_backend.tuning.lookup import ScheduleChoice
@@ -56,7 +57,7 @@ class Render:
         raise CuteBackendError("a torch_cute kernel reached another code generator")
 
 
-class CuteTemplateBuffer(ir.TemplateBuffer):
+class CuteTemplateBuffer(ir.TemplateBuffer):  # type: ignore[misc]
     """The GEMM's output where the choice was ours from the start."""
 
 
@@ -159,11 +160,18 @@ def offer(choices: list[Any]) -> list[Any]:
     if isinstance(ours, Status):
         reasons.record(f"aten.{pending.call.op}", "lowering", ours)
         return choices
-    if ours and decides(ours[0].candidate):
+    if not _takes_all(ours[0].candidate):
+        return [*choices, *ours]
+    # Nothing would notice later that the only choice left does not compile.
+    (status,) = timing.compiled([ours[0].candidate.build.source])
+    if status:
         return ours[:1]
-    if any(caller.candidate.request.must_decide for caller in ours):
-        return ours[:1]
-    return [*choices, *ours]
+    reasons.record(f"aten.{pending.call.op}", "compile", status)
+    return choices
+
+
+def _takes_all(candidate: Candidate) -> bool:
+    return candidate.request.must_decide or decides(candidate)
 
 
 def decides(candidate: Candidate) -> bool:
@@ -172,9 +180,7 @@ def decides(candidate: Candidate) -> bool:
     return config.get().decide_early and exact
 
 
-def _choices(
-    call: lowering.OpCall, choices: Sequence[Any]
-) -> list[CuteCaller] | Status:
+def _choices(call: OpCall, choices: Sequence[Any]) -> list[CuteCaller] | Status:
     status = compat.asked_for() & compat.benchmarks_elsewhere()
     if not status:
         return status
@@ -191,7 +197,7 @@ def _choices(
     return [CuteCaller(candidate, nodes, layout) for candidate in candidates]
 
 
-def _input_nodes(call: lowering.OpCall, choices: Sequence[Any]) -> list[Any]:
+def _input_nodes(call: OpCall, choices: Sequence[Any]) -> list[Any]:
     """The realised inputs that Inductor gave its own choices, or, without any, the
     op's arguments realised here."""
     if choices:
@@ -233,21 +239,29 @@ def build_candidates(request: GemmRequest) -> list[Candidate] | Status:
     built: list[Candidate] = []
     refused = Status.ok()
     for choice in lookup.candidates(request.problem, arch, limit=MAX_CANDIDATES):
-        result = build.build_kernel(request.problem, choice.schedule, arch)
+        result = _checked_build(request, arch, choice.schedule, index)
         if isinstance(result, KernelBuild):
-            status = check_arguments(
-                result, (request.a, request.b), (request.out,), request.epilogue.inputs
-            )
-            if status:
-                built.append(Candidate(request, arch, choice, result))
-                continue
-            result = status
-        refused = refused & result
+            built.append(Candidate(request, arch, choice, result))
+        else:
+            refused = refused & result
     if built:
         return built
     if refused:
         return Status.no(f"no schedule of {arch.name} fits the problem")
     return refused
+
+
+def _checked_build(
+    request: GemmRequest, arch: ArchSpec, schedule: GemmSchedule, index: int
+) -> KernelBuild | Status:
+    """Build a kernel that this GPU may use and that the request's tensors fit."""
+    result = build.build_kernel(request.problem, schedule, arch)
+    if isinstance(result, Status):
+        return result
+    operands = (request.a, request.b)
+    status = check_arguments(result, operands, (request.out,), request.epilogue.inputs)
+    status = status and validated.usable(request.problem, schedule, arch, index)
+    return result if status else status
 
 
 def check_arguments(

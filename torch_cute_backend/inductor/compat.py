@@ -10,7 +10,7 @@ import concurrent.futures
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch._inductor import config
 from torch._inductor.async_compile import CompiledTritonKernels

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch._inductor import config, ir
 from torch._inductor.ops_handler import DefaultHandler
@@ -69,18 +69,15 @@ class _InexpressibleError(Exception):
 
 
 _RENAMED = {"truediv": "div", "bitwise_not": "logical_not"}
-_DIRECT = frozenset(
-    (
-        "add sub mul div neg abs maximum minimum relu exp sigmoid tanh erf sqrt rsqrt "
-        "lt le gt ge eq where logical_not"
-    ).split()
-)
-_BOOLEAN = frozenset(
-    "lt le gt ge eq ne logical_not logical_and logical_or isnan".split()
-)
+_BOOLEAN = frozenset({"lt", "le", "gt", "ge", "eq", "logical_not"})
+_DIRECT = _BOOLEAN | {
+    *("add", "sub", "mul", "div", "neg", "abs", "maximum", "minimum", "where"),
+    *("relu", "exp", "sigmoid", "tanh", "erf", "sqrt", "rsqrt"),
+}
+"""Ops of Inductor that are one epilogue op of the same arguments."""
 
 
-class _Handler(DefaultHandler):
+class _Handler(DefaultHandler):  # type: ignore[misc]
     """Runs one consumer's inner function over (m, n)."""
 
     def __init__(self, fusion: _Fusion, iteration: _Iteration) -> None:
@@ -239,7 +236,7 @@ class _Fusion:
         self.stored[name] = (value, index, dtype)
 
     def finish(self, keep: Callable[[str], bool]) -> BoundEpilogue:
-        outputs = []
+        outputs: list[View] = []
         for name, (value, index, dtype) in self.stored.items():
             if keep(name):
                 # The first is called as in an unfused graph: equal graphs, equal text.

@@ -25,12 +25,13 @@ aten = torch.ops.aten
 
 _MM = ("mat1", "mat2", "out_dtype")
 _ADDMM = ("input", "mat1", "mat2", "out_dtype")
-_SCALED = tuple(
-    "a b scale_a scale_b bias scale_result out_dtype use_fast_accum".split()
+_SCALED = (
+    *("a", "b", "scale_a", "scale_b", "bias"),
+    *("scale_result", "out_dtype", "use_fast_accum"),
 )
-_SCALED_V2 = tuple(
-    "a b scale_a recipe_a swizzle_a scale_b recipe_b swizzle_b bias out_dtype "
-    "contraction_dim use_fast_accum".split()
+_SCALED_V2 = (
+    *("a", "b", "scale_a", "recipe_a", "swizzle_a", "scale_b", "recipe_b"),
+    *("swizzle_b", "bias", "out_dtype", "contraction_dim", "use_fast_accum"),
 )
 
 OPS: tuple[tuple[Any, str, tuple[str, ...]], ...] = (

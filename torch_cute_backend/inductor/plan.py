@@ -22,6 +22,7 @@ from torch_cute_backend.inductor.epilogue import BoundEpilogue, fuse
 from torch_cute_backend.inductor.spec import KernelSpec, Variant
 from torch_cute_backend.inductor.views import View
 from torch_cute_backend.problem import GemmProblem
+from torch_cute_backend.runtime import device, validated
 from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.status import Status
 from torch_cute_backend.tuning import lookup
@@ -97,6 +98,21 @@ def make_plan(
     return Plan(candidate, spec, tuple(b for _, b in builds), epilogue, removed)
 
 
+def keep_variants(plan: Plan, usable: Sequence[Status]) -> Plan | Status:
+    """``plan`` without the variants whose status is falsy; the next one serves their
+    M. The reasons, if none is left."""
+    kept = [i for i, status in enumerate(usable) if status]
+    if not kept:
+        return next(iter(usable))
+    variants = [plan.spec.variants[i] for i in kept]
+    variants[-1] = replace(variants[-1], up_to_m=None)
+    return replace(
+        plan,
+        spec=replace(plan.spec, variants=tuple(variants)),
+        builds=tuple(plan.builds[i] for i in kept),
+    )
+
+
 def _bound_to(epilogue: BoundEpilogue, buffer: Any) -> BoundEpilogue | Status:
     """``epilogue`` with its output in ``buffer``, whose rows may have been padded or
     placed inside a concatenation since the lowering."""
@@ -148,10 +164,13 @@ def _build_for(
     candidate: Candidate, problem: GemmProblem, epilogue: BoundEpilogue, m: int
 ) -> KernelBuild | Status:
     """The kernel that the tables choose at another M."""
-    chosen = lookup.choose(replace(problem, m=m), candidate.arch)
+    arch, there = candidate.arch, replace(problem, m=m)
+    chosen = lookup.choose(there, arch)
     if isinstance(chosen, Status):
         return chosen
-    return _build(candidate, problem, epilogue, chosen.schedule)
+    index = device.device_index(candidate.request.device)
+    status = validated.usable(there, chosen.schedule, arch, index)
+    return _build(candidate, problem, epilogue, chosen.schedule) if status else status
 
 
 def _build(

@@ -21,7 +21,7 @@ class Refusal:
 
     Attributes:
         op: the ATen op, for example ``"aten.mm"``.
-        step: ``"install"``, ``"lowering"``, ``"schedule"``, ``"epilogue"`` or
+        step: ``"install"``, ``"lowering"``, ``"compile"``, ``"epilogue"`` or
             ``"benchmark"``.
         reason: one line.
         problem: the GEMM where it was seen first, empty if not known yet.

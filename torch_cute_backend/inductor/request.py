@@ -90,11 +90,13 @@ def gemm_request(call: OpCall, nodes: Sequence[Any]) -> GemmRequest | Status:
     environment = _check_environment(nodes)
     if not environment:
         return environment
-    views = [view_of(node) for node in nodes]
-    for view in views:
+    views = []
+    for node in nodes:
+        view = view_of(node)
         if isinstance(view, Status):
             return view
-    operands = _operands(call.op, [v for v in views if isinstance(v, View)])
+        views.append(view)
+    operands = _operands(call.op, views)
     if isinstance(operands, Status):
         return operands
     return _build(call, operands, nodes[0].get_device(), [v.name for v in views])

@@ -25,7 +25,7 @@ from torch.utils._ordered_set import OrderedSet
 from torch_cute_backend.errors import CuteBackendError
 from torch_cute_backend.inductor import compat, reasons, timing
 from torch_cute_backend.inductor.choice import CuteCaller, Render
-from torch_cute_backend.inductor.plan import Plan, make_plan
+from torch_cute_backend.inductor.plan import Plan, keep_variants, make_plan
 from torch_cute_backend.inductor.served import rebuild
 from torch_cute_backend.inductor.spec import KernelSpec
 from torch_cute_backend.inductor.viewfusion import reads_through_view
@@ -87,7 +87,7 @@ class CuteScheduling(CUDACombinedScheduling):  # type: ignore[misc]
 
     def _can_fuse_epilogue(self, render: Render, node1: Any, node2: Any) -> bool:
         nodes = [*node1.get_nodes(), *node2.get_nodes()]
-        plan = self._plan(render, nodes)
+        plan = _compiled(self._plan(render, nodes))
         if isinstance(plan, Status):
             request = render.candidate.request
             reasons.record(request.op, "epilogue", plan, request.problem.describe())
@@ -123,7 +123,7 @@ class CuteScheduling(CUDACombinedScheduling):  # type: ignore[misc]
                 template_node, epilogue_nodes, prologue_nodes, **kwargs
             )
         nodes = [*prologue_nodes, template_node, *epilogue_nodes]
-        plan = self._plan(render, nodes)
+        plan = _compiled(self._plan(render, nodes))
         if isinstance(plan, Status):
             # Inductor gave up its other choices when it fused these nodes, which it
             # was told can be done.
@@ -172,6 +172,13 @@ class CuteScheduling(CUDACombinedScheduling):  # type: ignore[misc]
             return result
         path = module.__file__ or ""
         return _time_trial(trial, path), path
+
+
+def _compiled(plan: Plan | Status) -> Plan | Status:
+    """``plan`` with its kernels compiled, less those that do not compile."""
+    if isinstance(plan, Status):
+        return plan
+    return keep_variants(plan, timing.compiled([b.source for b in plan.builds]))
 
 
 def _define(plan: Plan, nodes: Sequence[Any], device_index: int) -> str:

@@ -39,6 +39,19 @@ def compile_source(source: KernelSource) -> None:
     shared_pool().submit(source).result()
 
 
+def compiled(sources: Sequence[KernelSource]) -> list[Status]:
+    """Compile side by side in child processes; for each source ok, or why not."""
+    futures = [shared_pool().submit(source, gate=False) for source in sources]
+    statuses = []
+    for future in futures:
+        try:
+            future.result()
+            statuses.append(Status.ok())
+        except CuteBackendError as error:
+            statuses.append(Status.no(f"{type(error).__name__}: {error}"))
+    return statuses
+
+
 def time_source(
     source: KernelSource,
     operands: Sequence[View],
@@ -125,8 +138,8 @@ def _replay(launch_one: Callable[[int], Any]) -> float:
     graph.replay()
     best = float("inf")
     for _ in range(REPLAYS):
-        begin = torch.cuda.Event(enable_timing=True)
-        end = torch.cuda.Event(enable_timing=True)
+        begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         begin.record()
         graph.replay()
         end.record()

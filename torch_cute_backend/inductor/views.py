@@ -7,9 +7,9 @@ of Inductor. Out: text for the wrapper, and checks against a kernel's ``TensorAr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch._inductor import ir
 from torch._inductor.virtualized import V
@@ -18,7 +18,8 @@ from torch_cute_backend.codegen.source import TensorArg
 from torch_cute_backend.inductor import compat
 from torch_cute_backend.status import Status
 
-Size = sympy.Expr | int
+Size: TypeAlias = Any
+"""A size or stride: ``sympy.Expr`` where it is dynamic, else int."""
 
 
 @dataclass(frozen=True)
