@@ -40,7 +40,9 @@ setup(
     },
     entry_points={
         "console_scripts": ["torch-cute = torch_cute_backend.cli.main:main"],
-        "torch_dynamo_backends": ["cute = torch_cute_backend.inductor.backend:compile_cute"],
+        "torch_dynamo_backends": [
+            "cute = torch_cute_backend.inductor.backend:compile_cute"
+        ],
         "torch.backends": ["torch_cute_backend = torch_cute_backend_autoload:autoload"],
     },
     classifiers=[
