@@ -1,17 +1,22 @@
-"""What is measured: shapes, and one set of input tensors for a shape."""
+"""What is measured: suites of shapes, the GEMM of a shape, and its input tensors."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
 from torch_cute_backend.dtypes import BFLOAT16, E4M3
 from torch_cute_backend.epilogue.graph import EpilogueGraph, InputKind
+from torch_cute_backend.errors import UserError
 from torch_cute_backend.problem import Accum, GemmProblem
 
 Shape = tuple[int, int, int]
 """(M, N, K)"""
+
+KINDS = ("fp8", "bf16")
+"""``fp8``: rowwise scaled_mm, e4m3 to bf16; ``bf16``: mm. B is K-major in both."""
 
 _DECODE_M = (1, 2, 8, 16, 32, 64)
 _DECODE_KN = (
@@ -52,10 +57,8 @@ def _unique(shapes: list[Shape]) -> tuple[Shape, ...]:
     return tuple(dict.fromkeys(shapes))
 
 
-DECODE = _unique(
-    [(m, n, k) for m in _DECODE_M for k, n in _DECODE_KN]
-    + [(64, n, k) for k, n in _M64_KN]
-)
+SERVING = _unique([(64, n, k) for k, n in _M64_KN])
+DECODE = _unique([(m, n, k) for m in _DECODE_M for k, n in _DECODE_KN] + [*SERVING])
 LARGE = _unique(
     [
         (512, 4096, 2048),
@@ -73,25 +76,71 @@ HEADLINE: tuple[Shape, ...] = (
     (512, 4096, 2048),
     (4096, 4096, 4096),
 )
-SUITES: dict[str, tuple[Shape, ...]] = {
-    "headline": HEADLINE,
-    "fp8-rowwise-decode": DECODE,
-    "fp8-rowwise": LARGE,
-    "bf16": _unique([*HEADLINE, *LARGE]),
-}
-"""Suite name to shapes, as ``facts`` of the field list them: decode and serving shapes
-of Qwen3- and Llama-like models, DeepGEMM's, and squares."""
+"""Decode and serving shapes of Qwen3- and Llama-like models, DeepGEMM's, squares."""
 
 
 @dataclass(frozen=True)
-class Inputs:
-    """One input set. ``b`` is (N, K), K-major; scales are fp32, (M,) and (N,)."""
+class Case:
+    """One shape of a suite."""
 
-    a: torch.Tensor
-    b: torch.Tensor
-    out: torch.Tensor
-    scale_a: torch.Tensor | None = None
-    scale_b: torch.Tensor | None = None
+    suite: str
+    kind: str
+    shape: Shape
+
+    def problem(self, accum: Accum = Accum.FAST) -> GemmProblem:
+        if self.kind == "fp8":
+            return fp8_problem(self.shape, accum)
+        return bf16_problem(self.shape)
+
+    def describe(self) -> str:
+        return f"{self.kind} {'x'.join(map(str, self.shape))}"
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Shapes of one operand kind, and the peers that it compares with by default.
+
+    ``exact`` also measures ``use_fast_accum=False``.
+    """
+
+    name: str
+    kind: str
+    shapes: tuple[Shape, ...]
+    exact: bool = False
+
+    def cases(self) -> Iterator[Case]:
+        for shape in self.shapes:
+            yield Case(self.name, self.kind, shape)
+
+
+SUITES: dict[str, Suite] = {
+    s.name: s
+    for s in (
+        Suite("headline", "fp8", HEADLINE, exact=True),
+        Suite("fp8-rowwise-decode", "fp8", DECODE),
+        Suite("fp8-rowwise", "fp8", LARGE, exact=True),
+        Suite("bf16", "bf16", _unique([*HEADLINE, *LARGE])),
+    )
+}
+
+
+def suite(name: str) -> Suite:
+    """The suite of that name; ``UserError`` listing the known ones otherwise."""
+    if name not in SUITES:
+        raise UserError(f"unknown suite {name!r}; known: {', '.join(SUITES)}")
+    return SUITES[name]
+
+
+def parse_shapes(text: str) -> tuple[Shape, ...]:
+    """``"64x5120x5120,16x4096x4096"`` (M x N x K) to shapes."""
+    shapes = []
+    for part in text.split(","):
+        sizes = part.strip().lower().split("x")
+        if len(sizes) != 3 or not all(s.isdigit() and int(s) > 0 for s in sizes):
+            raise UserError(f"{part!r} is not a shape MxNxK")
+        m, n, k = map(int, sizes)
+        shapes.append((m, n, k))
+    return _unique(shapes)
 
 
 def fp8_problem(shape: Shape, accum: Accum = Accum.FAST) -> GemmProblem:
@@ -107,13 +156,25 @@ def fp8_problem(shape: Shape, accum: Accum = Accum.FAST) -> GemmProblem:
         scaling="rowwise",
         accum=accum,
         epilogue=EpilogueGraph.linear(BFLOAT16, InputKind.ROW, InputKind.COL),
+        out_aligned=n * BFLOAT16.bytes % 16 == 0,
     )
 
 
 def bf16_problem(shape: Shape) -> GemmProblem:
     """bf16 mm, both operands K-major, as ``x @ w.t()`` gives."""
     m, n, k = shape
-    return GemmProblem(op="mm", m=m, n=n, k=k)
+    return GemmProblem(op="mm", m=m, n=n, k=k, out_aligned=n * BFLOAT16.bytes % 16 == 0)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One input set. ``b`` is (N, K), K-major; scales are fp32, (M,) and (N,)."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    out: torch.Tensor
+    scale_a: torch.Tensor | None = None
+    scale_b: torch.Tensor | None = None
 
 
 def quantize_rowwise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -153,3 +214,7 @@ def bytes_per_set(problem: GemmProblem) -> int:
     width = problem.a_dtype.bytes
     read = (problem.m + problem.n) * problem.k * width
     return read + problem.m * problem.n * problem.out_dtype.bytes
+
+
+def flops(problem: GemmProblem) -> int:
+    return 2 * problem.m * problem.n * problem.k

@@ -22,9 +22,13 @@ import torch
 L2_MULTIPLE = 3
 MIN_CALLS = 20
 ROUNDS = 20
+MAX_SETS = 256
+"""Enough for three L2s of any shape above 1 MB."""
 WARMUP_REPLAYS = 3
 
 Call = Callable[[], object]
+Captured = tuple[torch.cuda.CUDAGraph, int]
+"""A graph and the number of calls in it."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +45,11 @@ def input_sets(bytes_per_set: int, device: torch.device, cold: bool = True) -> i
     if not cold:
         return 1
     l2 = torch.cuda.get_device_properties(device).L2_cache_size
-    return max(2, -(-L2_MULTIPLE * l2 // max(bytes_per_set, 1)))
+    wanted = -(-L2_MULTIPLE * l2 // max(bytes_per_set, 1))
+    return min(max(2, wanted), MAX_SETS)
 
 
-def capture(calls: Sequence[Call]) -> tuple[torch.cuda.CUDAGraph, int]:
+def capture(calls: Sequence[Call]) -> Captured:
     """A graph of ``calls`` in order, repeated to at least ``MIN_CALLS``.
 
     Returns:
@@ -53,15 +58,20 @@ def capture(calls: Sequence[Call]) -> tuple[torch.cuda.CUDAGraph, int]:
     repeats = max(1, -(-MIN_CALLS // len(calls)))
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(side):
         calls[0]()
+        # Not ``torch.cuda.graph``: it empties the allocator's cache at each capture,
+        # which costs more than everything else here.
+        graph.capture_begin()
+        try:
+            for _ in range(repeats):
+                for call in calls:
+                    call()
+        finally:
+            graph.capture_end()
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(repeats):
-            for call in calls:
-                call()
     return graph, repeats * len(calls)
 
 
@@ -70,6 +80,13 @@ def interleaved(
 ) -> dict[str, Timing]:
     """Time every provider; ``providers`` maps a name to one call per input set."""
     graphs = {name: capture(calls) for name, calls in providers.items()}
+    return time_graphs(graphs, rounds)
+
+
+def time_graphs(
+    graphs: Mapping[str, Captured], rounds: int = ROUNDS
+) -> dict[str, Timing]:
+    """Replay captured providers in turns; the order rotates each round."""
     for graph, _ in graphs.values():
         for _ in range(WARMUP_REPLAYS):
             graph.replay()
@@ -82,7 +99,8 @@ def interleaved(
             graph, count = graphs[name]
             samples[name].append(_replay_us(graph) / count)
     return {
-        name: Timing(statistics.median(s), min(s), max(s)) for name, s in samples.items()
+        name: Timing(statistics.median(s), min(s), max(s))
+        for name, s in samples.items()
     }
 
 

@@ -1,20 +1,73 @@
-"""Who computes it: ours with a given schedule, and the peers, as lists of calls."""
+"""Who computes it: ours with a given schedule, and the peers, as lists of calls.
+
+A provider is a function from a :class:`Request` to one call per input set. A call runs
+the GEMM once on torch's current stream; it returns the output tensor, or None if it
+wrote ``Inputs.out``. Optional peers are in ``peers``; a person's own are files, see
+:func:`provider`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib.util
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import torch
 
+from torch_cute_backend import config
 from torch_cute_backend.arch.spec import ArchSpec
 from torch_cute_backend.bench.cases import Inputs
 from torch_cute_backend.bench.protocol import Call
+from torch_cute_backend.bench.results import OURS
 from torch_cute_backend.build import KernelBuild, build_kernel
 from torch_cute_backend.errors import UserError
 from torch_cute_backend.problem import Accum, GemmProblem
+from torch_cute_backend.runtime import device
+from torch_cute_backend.runtime.cache import KernelCache, cache_key
 from torch_cute_backend.runtime.launch import load_kernel
 from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.status import Status
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a provider is asked for.
+
+    Attributes:
+        sets: input sets to rotate over.
+        schedule: ours only.
+        cached_only: ours only: refuse a kernel that would have to be compiled.
+    """
+
+    problem: GemmProblem
+    arch: ArchSpec
+    sets: Sequence[Inputs]
+    schedule: GemmSchedule | None = None
+    cached_only: bool = False
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Calls and what a result row says about them.
+
+    Attributes:
+        kernel: name of the kernel, where the provider knows it.
+        gemm: computes the GEMM, so its numbers are checked.
+        verify: another check, run after the first call; says what is wrong.
+    """
+
+    calls: Sequence[Call]
+    kernel: str | None = None
+    gemm: bool = True
+    verify: Callable[[], str | None] = lambda: None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+Provider = Callable[[Request], Prepared]
 
 
 def build(problem: GemmProblem, schedule: GemmSchedule, arch: ArchSpec) -> KernelBuild:
@@ -25,29 +78,30 @@ def build(problem: GemmProblem, schedule: GemmSchedule, arch: ArchSpec) -> Kerne
     return result
 
 
-def ours(
-    problem: GemmProblem, schedule: GemmSchedule, arch: ArchSpec, sets: Sequence[Inputs]
-) -> list[Call]:
+def ours(request: Request) -> Prepared:
     """One launch of our kernel per input set."""
-    kernel = load_kernel(build(problem, schedule, arch).source)
-    sms = torch.cuda.get_device_properties(sets[0].a.device).multi_processor_count
+    if request.schedule is None:
+        raise UserError("our kernel needs a schedule")
+    source = build(request.problem, request.schedule, request.arch).source
+    if request.cached_only and KernelCache().load(cache_key(source)) is None:
+        raise UserError(f"{source.name} is not in the kernel cache")
+    kernel = load_kernel(source)
+    sms = device.sm_count(torch.cuda.current_device())
 
     def call(x: Inputs) -> Call:
         scales = () if x.scale_a is None else (x.scale_a, x.scale_b)
         return lambda: kernel(x.a, x.b, x.out, *scales, sms)
 
-    return [call(x) for x in sets]
+    return Prepared([call(x) for x in request.sets], source.name)
 
 
-def aten(problem: GemmProblem, sets: Sequence[Inputs]) -> list[Call]:
+def aten(request: Request) -> Prepared:
     """``torch._scaled_mm`` rowwise, or ``torch.mm``."""
-    fast = problem.accum is Accum.FAST
+    fast = request.problem.accum is Accum.FAST
 
     def scaled(x: Inputs) -> Call:
-        if x.scale_a is None or x.scale_b is None:
-            raise UserError("FP8 inputs come with scales")
-        sa, sb = x.scale_a[:, None], x.scale_b[None, :]
-        b = x.b.t()
+        sa, sb = scales_of(x)
+        sa, sb, b = sa[:, None], sb[None, :], x.b.t()
         return lambda: torch._scaled_mm(
             x.a,
             b,
@@ -62,15 +116,13 @@ def aten(problem: GemmProblem, sets: Sequence[Inputs]) -> list[Call]:
         b = x.b.t()
         return lambda: torch.mm(x.a, b, out=x.out)
 
-    return [scaled(x) if problem.a_dtype.is_fp8 else plain(x) for x in sets]
+    fp8 = request.problem.a_dtype.is_fp8
+    return Prepared([scaled(x) if fp8 else plain(x) for x in request.sets])
 
 
-def inductor(problem: GemmProblem, sets: Sequence[Inputs]) -> list[Call]:
-    """torch.compile's own max-autotune choice, without this package's."""
-    import torch_cute_backend
-
-    torch_cute_backend.disable()
-    torch._dynamo.reset()
+def compiled(problem: GemmProblem) -> Callable[[Inputs], Call]:
+    """``torch.compile(mode="max-autotune-no-cudagraphs")`` of the GEMM, as a model
+    would write it; compiled at the first call."""
     fast = problem.accum is Accum.FAST
 
     def scaled(
@@ -89,20 +141,96 @@ def inductor(problem: GemmProblem, sets: Sequence[Inputs]) -> list[Call]:
         return a @ b.t()
 
     fp8 = problem.a_dtype.is_fp8
-    compiled = torch.compile(
+    function: Callable[..., torch.Tensor] = torch.compile(
         scaled if fp8 else plain, mode="max-autotune-no-cudagraphs", dynamic=False
     )
 
     def call(x: Inputs) -> Call:
-        args = (x.a, x.b, x.scale_a, x.scale_b) if fp8 else (x.a, x.b)
-        return lambda: compiled(*args)
+        args = (x.a, x.b, *scales_of(x)) if fp8 else (x.a, x.b)
+        return lambda: function(*args)
 
-    return [call(x) for x in sets]
+    return call
 
 
-def reference(problem: GemmProblem, x: Inputs) -> torch.Tensor:
-    """fp32 result of one input set, (M, N), before the output's rounding."""
-    result = x.a.float() @ x.b.float().t()
-    if x.scale_a is not None and x.scale_b is not None:
-        result = result * x.scale_a[:, None] * x.scale_b[None, :]
-    return result
+def inductor(request: Request) -> Prepared:
+    """torch.compile's own max-autotune choice, without this package's."""
+    if config.get().enabled:
+        raise UserError("the plugin is on in this process; see child_environ")
+    torch._dynamo.reset()
+    make = compiled(request.problem)
+    return Prepared([make(x) for x in request.sets])
+
+
+def t_read(request: Request) -> Prepared:
+    """Read the weight once: the fastest of several read-only kernels."""
+    from torch_cute_backend.bench import protocol, read_kernel
+
+    sms = device.sm_count(torch.cuda.current_device())
+    place = request.sets[0].b.device
+    words = [read_kernel.words_of(x.b) for x in request.sets]
+
+    def calls(c: read_kernel.ReadConfig, sums: torch.Tensor) -> list[Call]:
+        return [lambda w=w: read_kernel.read(w, sums, c) for w in words]
+
+    tried = {}
+    for c in read_kernel.CONFIGS:
+        sums = read_kernel.sums_for(c, sms, place)
+        tried[c.describe()] = (calls(c, sums), sums)
+    timings = protocol.interleaved({n: c for n, (c, _) in tried.items()}, rounds=5)
+    best = min(timings, key=lambda name: timings[name].us)
+    chosen, sums = tried[best]
+
+    def verify() -> str | None:
+        chosen[0]()
+        right = read_kernel.verify(words[0], sums)
+        return None if right else "the partial sums miss words of the weight"
+
+    return Prepared(chosen, best, gemm=False, verify=verify)
+
+
+def scales_of(x: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """(M,) and (N,); a ``UserError`` where the inputs have none."""
+    if x.scale_a is None or x.scale_b is None:
+        raise UserError("these inputs have no scales")
+    return x.scale_a, x.scale_b
+
+
+BUILT_IN: dict[str, Provider] = {
+    OURS: ours,
+    "aten": aten,
+    "inductor": inductor,
+    "t_read": t_read,
+}
+
+
+def provider(name: str) -> Provider:
+    """The provider called ``name``.
+
+    ``"NAME=FILE.py"`` is a person's own: the file's ``prepare(request)``, which returns
+    a :class:`Prepared`.
+
+    Raises:
+        UserError: there is no such provider, or its package cannot be imported.
+    """
+    from torch_cute_backend.bench import peers
+
+    if "=" in name:
+        return _from_file(Path(name.split("=", 1)[1]))
+    found = BUILT_IN.get(name) or peers.PEERS.get(name)
+    if found is None:
+        known = ", ".join([*BUILT_IN, *peers.PEERS])
+        raise UserError(f"unknown provider {name!r}; known: {known}, or NAME=FILE.py")
+    return found
+
+
+def _from_file(path: Path) -> Provider:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise UserError(f"{path} is not a Python file")
+    module: ModuleType = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    prepare = getattr(module, "prepare", None)
+    if not inspect.isfunction(prepare):
+        raise UserError(f"{path} has no function prepare(request)")
+    found: Provider = prepare
+    return found

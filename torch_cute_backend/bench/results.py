@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import json
+import logging
 import os
 import subprocess
 from collections.abc import Iterable
@@ -15,6 +16,8 @@ from typing import Any
 import torch
 
 from torch_cute_backend.bench.protocol import Timing
+
+log = logging.getLogger(__name__)
 
 OURS = "torch_cute_backend"
 
@@ -74,9 +77,36 @@ def row(
 
 
 def append(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    with path.open("a") as f:
+    """Add rows to a file, which is made if need be; they are on disk on return."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = path.read_bytes() if path.exists() else b""
+    with path.open("a", encoding="utf-8") as f:
+        if data and not data.endswith(b"\n"):
+            f.write("\n")
         for r in rows:
             f.write(json.dumps(r) + "\n")
+        f.flush()
+        os.fsync(f.fileno())
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Rows of a file; none if it does not exist. A line that is not a JSON
+    object, as a crash while writing leaves it, is logged and left out.
+    """
+    if not path.exists():
+        return []
+    rows: list[dict[str, Any]] = []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            value = json.loads(line) if line.strip() else None
+        except json.JSONDecodeError:
+            value = line
+        if isinstance(value, dict):
+            rows.append(value)
+        elif value is not None:
+            log.warning("%s:%d is not a result row; left out", path, number)
+    return rows
 
 
 def _version(package: str) -> str:

@@ -131,9 +131,12 @@ def seconds(problem: GemmProblem, s: GemmSchedule, arch: ArchSpec) -> float:
     return r.fill_s + max(mainloop, spread, l2) + waves * (r.tile_s + out)
 
 
+def scored(problem: GemmProblem, arch: ArchSpec) -> list[tuple[float, GemmSchedule]]:
+    """Every schedule of :func:`tiles` with its estimate in seconds, best first."""
+    timed = [(seconds(problem, s, arch), s) for s in tiles(problem, arch)]
+    return sorted(timed, key=lambda pair: pair[0])
+
+
 def rank(problem: GemmProblem, arch: ArchSpec, limit: int = 4) -> list[GemmSchedule]:
     """The ``limit`` schedules with the smallest estimate, best first."""
-    scored = [
-        (seconds(problem, s, arch), i, s) for i, s in enumerate(tiles(problem, arch))
-    ]
-    return [s for _, _, s in sorted(scored, key=lambda x: x[:2])[:limit]]
+    return [s for _, s in scored(problem, arch)[:limit]]

@@ -1,74 +1,178 @@
-"""Time many schedules of one problem on the GPU at hand, checking each one's numbers.
+"""Find the fastest schedule of a GEMM on the GPU at hand, and write table rows.
 
-Runs in the calling process; a caller that must survive a bad kernel puts it in a child.
+Candidates are timed in a child process (``bench.session``): a kernel that crashes or
+hangs costs its own entry only. All are timed briefly, the best are timed again beside
+ATen, and the winner becomes a table row with its provenance.
 """
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-import torch
-
-from torch_cute_backend.arch.spec import ArchSpec
-from torch_cute_backend.bench import protocol, providers
-from torch_cute_backend.bench.cases import Inputs, bytes_per_set, make_inputs
-from torch_cute_backend.problem import GemmProblem
+from torch_cute_backend.arch import ArchSpec
+from torch_cute_backend.bench.cases import Case
+from torch_cute_backend.bench.protocol import ROUNDS, Timing
+from torch_cute_backend.bench.results import OURS
+from torch_cute_backend.bench.session import Deadline, Entry, Outcome, Session
+from torch_cute_backend.problem import Accum
 from torch_cute_backend.schedule import GemmSchedule
+from torch_cute_backend.tuning import lookup, model
+from torch_cute_backend.tuning.table import RowKey, TableRow, parse_row
 
-MAX_SETS = 24
-"""Enough sets to exceed three L2s of any shape above 8 MB; smaller ones stay warm in
-part, for every provider alike."""
+BRIEF_ROUNDS = 3
+FINALISTS = 6
+HOPELESS = 4.0
+"""Candidates that the model holds this many times slower than its best are left out."""
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One provider's time; ``schedule`` is None for a peer."""
+class Found:
+    """Outcome of one search.
 
-    provider: str
-    schedule: GemmSchedule | None
-    timing: protocol.Timing
-
-
-def measure(
-    problem: GemmProblem,
-    arch: ArchSpec,
-    schedules: Sequence[GemmSchedule],
-    rounds: int = protocol.ROUNDS,
-    cold: bool = True,
-) -> list[Measured]:
-    """ATen and every schedule, interleaved; fastest first.
-
-    Raises:
-        AssertionError-free: a schedule with wrong numbers raises ``ValueError``.
+    Attributes:
+        brief: all candidates, timed in :data:`BRIEF_ROUNDS` rounds.
+        final: the best of them and the peers, timed properly.
     """
-    device = torch.device("cuda")
-    count = protocol.input_sets(bytes_per_set(problem), device, cold)
-    sets = make_inputs(problem, min(count, MAX_SETS))
-    calls = {"aten": providers.aten(problem, sets)}
-    named = {f"{i}:{s.describe()}": s for i, s in enumerate(schedules)}
-    for name, schedule in named.items():
-        calls[name] = providers.ours(problem, schedule, arch, sets)
-        check(problem, sets[0], calls[name][0], name)
-    timings = protocol.interleaved(calls, rounds)
-    rows = [Measured(name, named.get(name), t) for name, t in timings.items()]
-    return sorted(rows, key=lambda r: r.timing.us)
+
+    case: Case
+    accum: Accum
+    brief: Outcome
+    final: Outcome
+
+    @property
+    def ranking(self) -> list[tuple[Entry, Timing]]:
+        """Our finalists, fastest first."""
+        ours = [(e, t) for e, t in self.final.timings.items() if e.provider == OURS]
+        return sorted(ours, key=lambda pair: pair[1].us)
+
+    @property
+    def best_peer(self) -> tuple[Entry, Timing] | None:
+        peers = [(e, t) for e, t in self.final.timings.items() if e.provider != OURS]
+        return min(peers, key=lambda pair: pair[1].us, default=None)
 
 
-def check(problem: GemmProblem, x: Inputs, call: protocol.Call, name: str) -> None:
-    """Run once on a poisoned output and compare with the fp32 reference."""
-    x.out.fill_(float("nan"))
-    call()
-    want = providers.reference(problem, x)
-    error = (x.out.float() - want).abs()
-    # Output rounding (2^-9 of the value) plus the accumulation's own error, which
-    # grows with the root of K and, for FP8 on Hopper, with its short accumulator.
-    magnitude = want.square().mean().sqrt()
-    slack = (6e-2 if problem.a_dtype.is_fp8 else 2e-2) * magnitude
-    wrong = ~(error <= want.abs() * 2.0**-8 + slack)
-    if bool(wrong.any()):
-        raise ValueError(
-            f"{name} on {problem.describe()}: {int(wrong.sum())} wrong elements, "
-            f"largest error {float(error.nan_to_num(float('inf')).max()):.4g} "
-            f"against values of about {float(magnitude):.4g}"
-        )
+def candidates(
+    case: Case, accum: Accum, arch: ArchSpec, limit: int | None = None
+) -> list[GemmSchedule]:
+    """What to try: the look-up's choices, then the model's list, most promising first.
+
+    Args:
+        limit: at most so many.
+    """
+    problem = case.problem(accum)
+    listed = [c.schedule for c in lookup.candidates(problem, arch)]
+    scored = model.scored(problem, arch)
+    fastest = scored[0][0] if scored else 0.0
+    listed += [s for t, s in scored if t <= HOPELESS * fastest and s not in listed]
+    return listed[:limit]
+
+
+def search(
+    session: Session,
+    case: Case,
+    accum: Accum,
+    schedules: Sequence[GemmSchedule],
+    *,
+    peers: Sequence[str] = ("aten",),
+    rounds: int = ROUNDS,
+    cold: bool = True,
+    deadline: Deadline | None = None,
+) -> Found:
+    """Time ``schedules`` briefly, then the best of them and ``peers`` together.
+
+    Where ``deadline`` passes while candidates are set up, the rest is left out.
+    """
+    brief, final = Outcome(), Outcome()
+    entries = [Entry(OURS, accum.value, s) for s in schedules]
+    for entry in entries:
+        if deadline is not None and deadline.passed:
+            break
+        session.add(case, [entry], cold, brief)
+    session.time(list(brief.kernels), BRIEF_ROUNDS, brief)
+    order = sorted(brief.timings, key=lambda e: brief.timings[e].us)
+    finalists = order[:FINALISTS]
+    others = [Entry(name, accum.value) for name in peers]
+    session.add(case, others, cold, final)
+    final.kernels.update({e: brief.kernels[e] for e in finalists})
+    session.time(
+        [*finalists, *(e for e in others if e in final.kernels)], rounds, final
+    )
+    return Found(case, accum, brief, final)
+
+
+def table_row(found: Found, environment: dict[str, Any]) -> TableRow | None:
+    """The winner as a table row; None if nothing of ours could be timed.
+
+    ``margin`` is the best peer's time over ours.
+    """
+    if not found.ranking:
+        return None
+    entry, timing = found.ranking[0]
+    if entry.schedule is None:
+        return None
+    key = RowKey.of(found.case.problem(found.accum))
+    provenance: dict[str, Any] = {
+        "kind": "measured",
+        "gpu": environment["gpu"],
+        "date": environment["date"],
+        "commit": environment["commit"],
+        "us": round(timing.us, 3),
+    }
+    if found.best_peer is not None:
+        peer, peer_timing = found.best_peer
+        provenance["peer"] = peer.label
+        provenance["margin"] = round(peer_timing.us / timing.us, 3)
+    return TableRow(
+        row_name(key), key, entry.schedule, tuple(sorted(provenance.items()))
+    )
+
+
+def row_name(key: RowKey) -> str:
+    """``fp8-rowwise_fast_m64_k5120_n5120``; majors only where not both K."""
+    majors = key.a_major + key.b_major
+    tail = "" if majors == "kk" else f"_{majors}"
+    return f"{key.family}_{key.accum}_m{key.m}_k{key.k}_n{key.n}{tail}"
+
+
+def merge_rows(path: Path, rows: Sequence[TableRow]) -> int:
+    """Write ``rows`` into a table, replacing rows of the same key but keeping their
+    names. Rows that do not parse are kept as they are. Returns how many rows it has.
+
+    The file is replaced in one step, so a reader never sees half a table.
+    """
+    content = json.loads(path.read_text()) if path.exists() else {"rows": []}
+    new = {row.key: row for row in rows}
+    merged: list[dict[str, Any]] = []
+    for raw in content["rows"]:
+        key = _key_of(raw)
+        row = new.pop(key, None) if key is not None else None
+        merged.append(raw if row is None else {**row.to_json(), "name": raw["name"]})
+    merged += [row.to_json() for row in new.values()]
+    content["rows"] = merged
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(f".{os.getpid()}.tmp")
+    draft.write_text(format_table(content))
+    draft.replace(path)
+    return len(merged)
+
+
+def format_table(content: dict[str, Any]) -> str:
+    """JSON with one row a line, so that a diff shows what changed."""
+    rest = {k: v for k, v in content.items() if k != "rows"}
+    head = "".join(f" {json.dumps(k)}: {json.dumps(v)},\n" for k, v in rest.items())
+    rows = ",\n".join(f"  {json.dumps(row)}" for row in content["rows"])
+    return f'{{\n{head} "rows": [\n{rows}\n ]\n}}\n'
+
+
+def _key_of(raw: dict[str, Any]) -> RowKey | None:
+    from torch_cute_backend.errors import TableError
+
+    try:
+        return parse_row(raw).key
+    except TableError:
+        return None

@@ -1,0 +1,150 @@
+"""Compile the kernels of benchmark suites ahead of time; no GPU needed.
+
+    python benchmarks/precompile.py --suites fp8-rowwise-decode,bf16 --top 8 \
+        --cache kernels --pack kernels.tar.xz
+
+Fills a kernel cache that a machine with a GPU loads without compiling, also under
+another Python version. Kernels are generic in their sizes, so many shapes share one.
+``--pack`` also writes the cache as one archive, which ``lease.py --kernels`` unpacks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tarfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, as_completed
+from pathlib import Path
+
+from torch_cute_backend.arch import ArchSpec, arch_spec
+from torch_cute_backend.bench.cases import Case, parse_shapes, suite
+from torch_cute_backend.build import build_kernel
+from torch_cute_backend.codegen.source import KernelSource
+from torch_cute_backend.errors import CuteBackendError
+from torch_cute_backend.problem import Accum
+from torch_cute_backend.runtime.cache import CacheEntry, KernelCache, cache_key
+from torch_cute_backend.runtime.pool import CompilePool
+from torch_cute_backend.status import Status
+from torch_cute_backend.tuning import search
+
+DEFAULT_SUITES = "headline,fp8-rowwise-decode,fp8-rowwise,bf16"
+
+
+def main() -> int:
+    args = _arguments()
+    arch = arch_spec(args.arch)
+    cache = KernelCache(args.cache)
+    sources = dict(_sources(args, arch))
+    missing = {k: s for k, s in sources.items() if cache.load(k) is None}
+    print(f"{len(sources)} kernels, {len(missing)} to compile", flush=True)
+    failed = _compile(missing, cache, args.workers, args.budget)
+    if args.prune:
+        _prune(cache, set(sources))
+    size = sum(e.size_bytes for e in cache.entries())
+    print(f"{args.cache}: {size / 2**20:.1f} MiB, {failed} kernels failed")
+    if args.pack is not None:
+        pack(cache, args.pack)
+        print(f"{args.pack}: {args.pack.stat().st_size / 2**20:.1f} MiB")
+    return 1 if failed else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--suites", default=DEFAULT_SUITES)
+    parser.add_argument("--shapes", help="MxNxK,... instead of the suites' own")
+    parser.add_argument("--top", type=int, default=8, help="candidates of a shape")
+    parser.add_argument("--exact-top", type=int, default=2, help="with exact FP8 sums")
+    parser.add_argument("--arch", default="sm_90a")
+    parser.add_argument("--cache", type=Path, required=True)
+    parser.add_argument("--pack", type=Path, help="also write this .tar.xz")
+    parser.add_argument("--prune", action="store_true", help="delete other entries")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--budget", type=float, help="seconds to compile for")
+    return parser.parse_args()
+
+
+def _cases(args: argparse.Namespace) -> Iterator[Case]:
+    for name in args.suites.split(","):
+        found = suite(name)
+        for shape in parse_shapes(args.shapes) if args.shapes else found.shapes:
+            yield Case(name, found.kind, shape)
+
+
+def _sources(
+    args: argparse.Namespace, arch: ArchSpec
+) -> Iterator[tuple[str, KernelSource]]:
+    """Cache key and source of every kernel that the suites may want."""
+    seen = set()
+    for case in _cases(args):
+        wanted = [(Accum.FAST, args.top)]
+        if case.kind == "fp8":
+            wanted.append((Accum.EXACT, args.exact_top))
+        for accum, limit in wanted:
+            for schedule in search.candidates(case, accum, arch, limit):
+                if (case.kind, accum, schedule) in seen:
+                    continue
+                seen.add((case.kind, accum, schedule))
+                built = build_kernel(case.problem(accum), schedule, arch)
+                if isinstance(built, Status):
+                    print(f"{case.describe()} {schedule.describe()}: {built}")
+                    continue
+                yield cache_key(built.source), built.source
+
+
+def _compile(
+    missing: dict[str, KernelSource],
+    cache: KernelCache,
+    workers: int,
+    budget: float | None,
+) -> int:
+    """Compile all into ``cache``; returns how many failed."""
+    started = time.monotonic()
+    pool = CompilePool(workers=workers, cache=cache)
+    jobs: dict[Future[CacheEntry], str] = {
+        pool.submit(source, gate=False): source.name for source in missing.values()
+    }
+    failed = 0
+    try:
+        for i, job in enumerate(as_completed(jobs, timeout=budget), 1):
+            error = job.exception()
+            if isinstance(error, CuteBackendError):
+                failed += 1
+                print(f"FAILED {jobs[job]}: {error}", flush=True)
+                continue
+            entry = job.result()
+            note = "" if entry.gate else f"  {entry.gate}"
+            elapsed = time.monotonic() - started
+            print(
+                f"[{i}/{len(jobs)} {elapsed:.0f} s] {entry.name}: "
+                f"{entry.resources.registers} registers{note}",
+                flush=True,
+            )
+    except TimeoutError:
+        left = sum(not job.done() for job in jobs)
+        print(f"out of time; {left} kernels left for the next run")
+    finally:
+        pool.close()
+    return failed
+
+
+def _prune(cache: KernelCache, wanted: set[str]) -> None:
+    import shutil
+
+    for entry in list(cache.entries()):
+        if entry.key not in wanted:
+            shutil.rmtree(entry.folder)
+
+
+def pack(cache: KernelCache, target: Path) -> None:
+    """The cache's entries as one archive, written whole or not at all."""
+    draft = target.with_suffix(f".{os.getpid()}.tmp")
+    with tarfile.open(draft, "w:xz") as archive:
+        for entry in cache.entries():
+            archive.add(entry.folder, f"entries/{entry.key}")
+    draft.replace(target)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

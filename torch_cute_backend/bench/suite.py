@@ -1,0 +1,262 @@
+"""Run a suite of GEMM shapes: entries, measurement, result rows, progress.
+
+Rows are appended to the output file as they come. A case whose entries are all there
+already, measured or failed, is skipped, so an interrupted run goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch_cute_backend.arch import ArchSpec, arch_spec
+from torch_cute_backend.bench import results
+from torch_cute_backend.bench.cases import Case, Shape, Suite
+from torch_cute_backend.bench.protocol import ROUNDS, Timing
+from torch_cute_backend.bench.session import Deadline, Entry, Outcome, Session
+from torch_cute_backend.errors import UserError
+from torch_cute_backend.problem import Accum
+from torch_cute_backend.schedule import GemmSchedule
+from torch_cute_backend.tuning import lookup, model
+
+PROTOCOLS = {"cold": "graph-cold", "warm": "graph-warm"}
+DEFAULT_PROVIDERS = (results.OURS, "aten", "t_read")
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to run a suite.
+
+    Attributes:
+        out: jsonl file to append to.
+        providers: names, see ``providers.provider``.
+        schedules: ``"table"`` (what ``tuning.choose`` takes), ``"top:N"`` (the look-up's
+            first N candidates) or ``"all"`` (every schedule of the model's list).
+        protocols: keys of :data:`PROTOCOLS`.
+        shapes: instead of the suite's own.
+        again: also cases that are in ``out`` already.
+        cached_only: leave out kernels that would have to be compiled.
+    """
+
+    out: Path
+    providers: tuple[str, ...] = DEFAULT_PROVIDERS
+    schedules: str = "table"
+    protocols: tuple[str, ...] = ("cold",)
+    shapes: tuple[Shape, ...] | None = None
+    rounds: int = ROUNDS
+    budget_s: float | None = None
+    again: bool = False
+    cached_only: bool = False
+
+
+def schedules_for(
+    case: Case, accum: Accum, arch: ArchSpec, which: str
+) -> list[tuple[GemmSchedule, str, bool]]:
+    """Schedules to time with their sources; True marks what ``choose`` takes.
+
+    Raises:
+        UserError: ``which`` is none of the three forms.
+    """
+    problem = case.problem(accum)
+    kind, _, number = which.partition(":")
+    if kind not in ("table", "top", "all") or (kind == "top") != number.isdigit():
+        raise UserError(f"--schedules {which!r}: expected table, top:N or all")
+    limit = int(number) if kind == "top" else 1
+    choices = lookup.candidates(problem, arch, limit)
+    found = [(c.schedule, c.source, i == 0) for i, c in enumerate(choices)]
+    if kind == "all":
+        known = {schedule for schedule, _, _ in found}
+        listed = [s for s in model.tiles(problem, arch) if s not in known]
+        found += [(s, "model", False) for s in listed]
+    return found
+
+
+def entries_for(
+    suite: Suite, case: Case, arch: ArchSpec, options: Options
+) -> list[Entry]:
+    """Everything to time together for one shape."""
+    accums = [Accum.FAST]
+    if case.kind == "fp8" and suite.exact:
+        accums.append(Accum.EXACT)
+    entries: list[Entry] = []
+    for name in options.providers:
+        if name == results.OURS:
+            entries += [
+                Entry(name, accum.value, schedule, source, chosen)
+                for accum in accums
+                for schedule, source, chosen in schedules_for(
+                    case, accum, arch, options.schedules
+                )
+            ]
+        elif name == "aten" and case.kind == "fp8":
+            entries += [Entry(name, a.value) for a in Accum]
+        else:
+            entries.append(Entry(name))
+    return entries
+
+
+def result_row(
+    environment: dict[str, Any],
+    case: Case,
+    entry: Entry,
+    timing: Timing,
+    kernel: str | None,
+    protocol: str,
+) -> dict[str, Any]:
+    """The jsonl row of one entry."""
+    problem = case.problem()
+    m, n, k = case.shape
+    extra: dict[str, Any] = {}
+    if kernel is not None:
+        extra["kernel"] = kernel
+    if entry.schedule is not None:
+        extra["schedule"] = entry.schedule.to_json()
+        extra["source"] = entry.source
+        extra["chosen"] = entry.chosen
+    return results.row(
+        results.Environment(**environment),
+        case.suite,
+        {"m": m, "n": n, "k": k},
+        problem.a_dtype.name,
+        problem.scaling,
+        entry.accum if case.kind == "fp8" else "fp32",
+        entry.label,
+        timing,
+        protocol,
+        **extra,
+    )
+
+
+def entry_key(case: Case, entry: Entry, protocol: str) -> str:
+    """Identifies a measurement across runs; equal to :func:`row_key` of its row."""
+    m, n, k = case.shape
+    schedule = None if entry.schedule is None else entry.schedule.to_json()
+    accum = entry.accum if case.kind == "fp8" else "fp32"
+    dtype = case.problem().a_dtype.name
+    return _key(case.suite, [m, n, k], dtype, accum, entry.label, schedule, protocol)
+
+
+def row_key(row: dict[str, Any]) -> str:
+    shape = [row["shape"].get(x) for x in ("m", "n", "k")]
+    return _key(
+        row["suite"],
+        shape,
+        row["dtype"],
+        row["accum"],
+        row["provider"],
+        row.get("schedule"),
+        row["protocol"],
+    )
+
+
+def _key(*parts: Any) -> str:
+    return json.dumps(parts, sort_keys=True)
+
+
+def failures_path(out: Path) -> Path:
+    """Where entries that could not be measured are noted, beside the results."""
+    return out.with_suffix(".failures.jsonl")
+
+
+def known_keys(out: Path) -> set[str]:
+    """Measurements and failures that ``out`` holds already."""
+    return {
+        row_key(row) for path in (out, failures_path(out)) for row in results.read(path)
+    }
+
+
+def run(suite: Suite, options: Options, session: Session, say: Say = print) -> int:
+    """Measure a suite; returns how many rows were written.
+
+    Raises:
+        UserError: there is no supported GPU, or an option is malformed.
+    """
+    facts = session.environment()
+    if "error" in facts:
+        raise UserError(facts["error"])
+    arch = arch_spec(facts["arch"])
+    deadline = Deadline(options.budget_s)
+    known = set() if options.again else known_keys(options.out)
+    shapes = options.shapes or suite.shapes
+    jobs = [
+        (Case(suite.name, suite.kind, s), p) for s in shapes for p in options.protocols
+    ]
+    written = 0
+    for i, (case, protocol) in enumerate(jobs):
+        head = f"[{i + 1:3}/{len(jobs)}] {suite.name} {case.describe()} {protocol}"
+        entries = entries_for(suite, case, arch, options)
+        keys = [entry_key(case, e, PROTOCOLS[protocol]) for e in entries]
+        if all(key in known for key in keys):
+            say(f"{head}: done before")
+            continue
+        if deadline.passed:
+            say(f"{head}: out of time; run again to go on")
+            break
+        outcome = session.measure(
+            case, entries, cold=protocol == "cold", rounds=options.rounds
+        )
+        written += record(
+            options.out, facts["environment"], case, outcome, PROTOCOLS[protocol]
+        )
+        say(f"{head}: {summary(outcome)} | {deadline}")
+    return written
+
+
+def record(
+    out: Path,
+    environment: dict[str, Any],
+    case: Case,
+    outcome: Outcome,
+    protocol: str,
+) -> int:
+    """Append an outcome's rows; returns how many."""
+    rows = [
+        result_row(environment, case, e, t, outcome.kernels.get(e), protocol)
+        for e, t in outcome.timings.items()
+    ]
+    results.append(out, rows)
+    nothing = Timing(0.0, 0.0, 0.0)
+    failed = []
+    for entry, error in outcome.failures.items():
+        row = result_row(environment, case, entry, nothing, None, protocol)
+        for field in ("us", "us_min", "us_max"):
+            del row[field]
+        failed.append({**row, "error": error})
+    if failed:
+        results.append(failures_path(out), failed)
+    return len(rows)
+
+
+def summary(outcome: Outcome) -> str:
+    """One line: each provider's best, ours against the best peer, failures."""
+    best: dict[str, tuple[float, Entry]] = {}
+    for entry, timing in outcome.timings.items():
+        label = entry.label + ("" if entry.accum == "fast" else "-exact")
+        if label not in best or timing.us < best[label][0]:
+            best[label] = (timing.us, entry)
+    parts = [f"{label} {us:.2f}{_tile(entry)}" for label, (us, entry) in best.items()]
+    peers = [
+        us
+        for label, (us, _) in best.items()
+        if not label.startswith((results.OURS, "t_read")) and "exact" not in label
+    ]
+    if results.OURS in best and peers:
+        parts.append(f"= {min(peers) / best[results.OURS][0]:.2f}x best peer")
+    for error in _distinct(outcome.failures.values()):
+        parts.append(f"FAILED {error}")
+    return ", ".join(parts) or "nothing measured"
+
+
+def _tile(entry: Entry) -> str:
+    return "" if entry.schedule is None else f" ({entry.schedule.describe()})"
+
+
+def _distinct(errors: Iterable[str], limit: int = 3) -> Sequence[str]:
+    unique = list(dict.fromkeys(e.strip().splitlines()[-1][:160] for e in errors if e))
+    rest = len(unique) - limit
+    return unique[:limit] + ([f"and {rest} more"] if rest > 0 else [])
