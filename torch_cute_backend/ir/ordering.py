@@ -150,9 +150,12 @@ class _Check:
         pipeline = self._bracket(x)
         if pipeline is None or not y.site.section.after_loop:
             return False
-        if side(pipeline, x.site.role) == "producer":
-            return side(pipeline, y.site.role) == "consumer"
-        return pipeline in y.site.tailed and (side(pipeline, y.site.role) == "producer")
+        if side(pipeline, y.site.role) == "producer":
+            # The tail follows every release, hence every wait, hence every commit.
+            return pipeline in y.site.tailed
+        return side(pipeline, x.site.role) == "producer" and (
+            side(pipeline, y.site.role) == "consumer"
+        )
 
     # --- pairs of one role
 
@@ -174,6 +177,8 @@ class _Check:
         if self._by_sync(x, y):
             return True
         if role.warps == 1 and _tensor_order(x) and _tensor_order(y):
+            return True
+        if self._after_pipeline(x, y) or self._after_pipeline(y, x):
             return True
         if self._same_ring(x, y):
             return True

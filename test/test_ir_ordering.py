@@ -1,0 +1,487 @@
+"""Happens-before on declared effects: what orders two accesses, and what does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import ir_examples as ex
+from torch.testing._internal.common_utils import (
+    TestCase,
+    instantiate_parametrized_tests,
+    parametrize,
+    run_tests,
+    subtest,
+)
+
+from torch_cute_backend.ir.dataflow import (
+    ConsumerRelease,
+    GmemStore,
+    Mma,
+    ProducerTail,
+    SmemStore,
+    TmaLoad,
+    TmaStore,
+    TmaStoreWait,
+)
+from torch_cute_backend.ir.effects import Effect, Read, Write
+from torch_cute_backend.ir.expr import Const, Param, Ref
+from torch_cute_backend.ir.ops import Body, Stmt
+from torch_cute_backend.ir.ordering import races
+from torch_cute_backend.ir.program import Program
+from torch_cute_backend.ir.structure import (
+    If,
+    KLoop,
+    RoleRegion,
+    SchedulerAdvance,
+    SubtileLoop,
+    TileLoop,
+)
+from torch_cute_backend.ir.sync import (
+    AllocateShared,
+    ClusterArrive,
+    ClusterWait,
+    CtaBarrier,
+    Fence,
+    InitSync,
+    NamedBarrierSync,
+    TmemFree,
+)
+from torch_cute_backend.ir.values import (
+    Buffer,
+    NamedBarrier,
+    PipelineKind,
+    Proxy,
+    Role,
+    Scheduler,
+    SchedulerKind,
+    Space,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainRead(Stmt):
+    """Test statement: an ordinary read of shared memory."""
+
+    buffer: Buffer
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (Read(self.buffer),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainWrite(Stmt):
+    """Test statement: an ordinary write of shared memory."""
+
+    buffer: Buffer
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (Write(self.buffer),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LostWrite(Stmt):
+    """Test statement: an asynchronous write that nothing ever waits for."""
+
+    buffer: Buffer
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (Write(self.buffer, Proxy.ASYNC),)
+
+
+def roles_only(arch: str) -> Program:
+    return replace(ex.kept(arch), loop=None)
+
+
+def sm90() -> Program:
+    return roles_only("sm_90a")
+
+
+def sm100() -> Program:
+    return roles_only("sm_100a")
+
+
+def store_loop(program: Program, edit: Callable[[Body], Body]) -> Program:
+    """Edit the body of the epilogue's subtile loop."""
+
+    def visit(stmt: Stmt) -> Stmt:
+        if isinstance(stmt, SubtileLoop):
+            return stmt.with_body(edit(stmt.body))
+        return stmt
+
+    return ex.edited(program, visit)
+
+
+def drop(kind: type[Stmt], nth: int = 0) -> Callable[[Body], Body]:
+    """Take out the nth ``kind`` of a body."""
+
+    def edit(body: Body) -> Body:
+        hits = [s for s in body if isinstance(s, kind)]
+        gone = hits[nth]
+        at = [i for i, s in enumerate(body) if s is gone][-1 if nth else 0]
+        return (*body[:at], *body[at + 1 :])
+
+    return edit
+
+
+def subtiles(program: Program, count: int) -> Program:
+    def visit(stmt: Stmt) -> Stmt:
+        return replace(stmt, count=count) if isinstance(stmt, SubtileLoop) else stmt
+
+    return ex.edited(program, visit)
+
+
+def conditional_barriers(body: Body) -> Body:
+    return tuple(
+        If(condition=Const(1), body=(s,)) if isinstance(s, NamedBarrierSync) else s
+        for s in body
+    )
+
+
+def change(program: Program, kind: type[Stmt], **fields: object) -> Program:
+    def visit(stmt: Stmt) -> Stmt:
+        return replace(stmt, **fields) if isinstance(stmt, kind) else stmt
+
+    return ex.edited(program, visit)
+
+
+def last_to_front(program: Program, kind: type[Stmt]) -> Program:
+    """Move the release in front of the MMA."""
+
+    def visit(stmt: Stmt) -> Stmt:
+        if isinstance(stmt, KLoop) and any(isinstance(s, kind) for s in stmt.body):
+            first, mma, release = stmt.body
+            return stmt.with_body((first, release, mma))
+        return stmt
+
+    return ex.edited(program, visit)
+
+
+def twice(program: Program, kind: type[Stmt]) -> Program:
+    def visit(stmt: Stmt) -> Stmt | tuple[Stmt, ...]:
+        return (stmt, stmt) if isinstance(stmt, kind) else stmt
+
+    return ex.edited(program, visit)
+
+
+def in_region(program: Program, role: str, *statements: Stmt) -> Program:
+    def visit(stmt: Stmt) -> Stmt:
+        if isinstance(stmt, RoleRegion) and str(stmt.role) == role:
+            return stmt.with_body((*stmt.body, *statements))
+        return stmt
+
+    return ex.edited(program, visit)
+
+
+def direct_store(program: Program) -> Program:
+    """Store from registers: no staging, hence no barrier in the loop."""
+    staging = (Fence, NamedBarrierSync, SmemStore, TmaStore, TmaStoreWait)
+    tile = (Ref(ex.TILE_M), Ref(ex.TILE_N))
+    direct = GmemStore(source=ex.R_D, target=ex.D, tile=tile, subtile=ex.SUB)
+
+    def body(statements: Body) -> Body:
+        return (*(s for s in statements if not isinstance(s, staging)), direct)
+
+    return store_loop(program, body)
+
+
+def plain_fill(program: Program) -> Program:
+    """Fill sA with ordinary stores instead of TMA."""
+
+    def visit(stmt: Stmt) -> Stmt:
+        if isinstance(stmt, TmaLoad) and stmt.target == ex.S_A:
+            return PlainWrite(role=stmt.role, buffer=ex.S_A)
+        return stmt
+
+    return ex.edited(program, visit)
+
+
+FREE = TmemFree(buffer=ex.T_ACC, columns=128)
+
+
+def free(program: Program, *post: Stmt, role: str | None = None) -> Program:
+    """Free tensor memory elsewhere: behind all roles, or at the end of one."""
+    program = ex.without(program, TmemFree)
+    if role is not None:
+        return in_region(program, role, *post)
+    return replace(program, post=post)
+
+
+def cluster(program: Program) -> Program:
+    return replace(program, cluster_size=2, cluster_shape=(2, 1))
+
+
+def other_kind(program: Program) -> Program:
+    """wgmma reads released as if tcgen05.commit tracked them."""
+    pipeline = replace(ex.AB90, kind=PipelineKind.TMA_UMMA)
+    return ex.with_resource(program, ex.AB90, pipeline)
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    program: Callable[[], Program]
+    race: str | None
+    """Text that a found race must hold; None if there must be none."""
+
+
+CASES = (
+    Case("staging_sm90", sm90, None),
+    Case("staging_sm100", sm100, None),
+    Case("no_fence", lambda: store_loop(sm90(), drop(Fence)), "sD"),
+    Case("no_reuse_barrier", lambda: store_loop(sm90(), drop(NamedBarrierSync)), "sD"),
+    Case(
+        "no_complete_barrier",
+        lambda: store_loop(sm90(), drop(NamedBarrierSync, -1)),
+        "sD",
+    ),
+    Case("no_store_wait", lambda: store_loop(sm90(), drop(TmaStoreWait)), "sD"),
+    Case(
+        "too_many_pending",
+        lambda: store_loop(
+            sm90(),
+            lambda b: (TmaStoreWait(pending=ex.S_D.stages), *drop(TmaStoreWait)(b)),
+        ),
+        "sD",
+    ),
+    # Stages are subtile % stages, so an odd count uses stage 0 twice in a row, at the
+    # end of one tile and the start of the next.
+    Case("odd_subtiles", lambda: subtiles(sm90(), 3), "sD"),
+    Case("one_subtile", lambda: subtiles(sm90(), 1), "sD"),
+    Case("four_subtiles", lambda: subtiles(sm90(), 4), None),
+    Case("conditional_barrier", lambda: store_loop(sm90(), conditional_barriers), "sD"),
+    Case(
+        "exit_before_store_has_read",
+        lambda: ex.without(sm90(), TmaStoreWait, pending=0),
+        "the CTA may exit before it has read: read in [math] TmaStore",
+    ),
+    Case(
+        "pipeline_does_not_carry",
+        lambda: ex.with_resource(sm90(), ex.AB90, replace(ex.AB90, carries=(ex.S_A,))),
+        "unordered accesses of sB",
+    ),
+    Case(
+        "bytes_counted_elsewhere",
+        lambda: change(sm90(), TmaLoad, pipeline=replace(ex.AB90, name="elsewhere")),
+        "unordered accesses of sA",
+    ),
+    Case("read_after_release", lambda: last_to_front(sm90(), Mma), "sA"),
+    Case("released_without_wgmma_wait", lambda: other_kind(sm90()), "sA"),
+    Case("out_of_step", lambda: twice(sm90(), ConsumerRelease), "sA"),
+    Case("two_loads_of_one_stage", lambda: twice(sm90(), TmaLoad), "sA"),
+    Case("generic_write_for_the_tensor_core", lambda: plain_fill(sm90()), "sA"),
+    Case(
+        "lost_write",
+        lambda: in_region(sm90(), "math", LostWrite(buffer=ex.S_D)),
+        "sD",
+    ),
+    Case(
+        "no_prologue_barrier",
+        lambda: ex.without(sm90(), InitSync),
+        "barriers of ab used unpublished",
+    ),
+    Case(
+        "cta_barrier_for_a_cluster",
+        lambda: cluster(sm90()),
+        "barriers of ab used unpublished",
+    ),
+    Case(
+        "cluster_barrier",
+        lambda: cluster(change(sm90(), InitSync, cluster=True)),
+        None,
+    ),
+    Case(
+        "cluster_wait_without_arrive",
+        lambda: replace(
+            ex.without(sm90(), InitSync),
+            prologue=(*ex.without(sm90(), InitSync).prologue, ClusterWait()),
+        ),
+        "barriers of ab used unpublished",
+    ),
+    Case(
+        "cluster_arrive_and_wait",
+        lambda: replace(
+            ex.without(sm90(), InitSync),
+            prologue=(
+                *ex.without(sm90(), InitSync).prologue,
+                ClusterArrive(),
+                ClusterWait(),
+            ),
+        ),
+        None,
+    ),
+    Case(
+        "peer_gone_before_release",
+        lambda: ex.without(
+            cluster(change(sm90(), InitSync, cluster=True)), ProducerTail
+        ),
+        "the CTA may exit before this arrives: write in [math] ConsumerRelease",
+    ),
+    Case(
+        "cluster_meets_at_the_end",
+        lambda: replace(
+            ex.without(cluster(change(sm90(), InitSync, cluster=True)), ProducerTail),
+            post=(ClusterArrive(), ClusterWait()),
+        ),
+        None,
+    ),
+    Case("no_tail_one_cta", lambda: ex.without(sm90(), ProducerTail), None),
+    Case(
+        "commit_arrives_after_exit",
+        lambda: ex.without(sm100(), ProducerTail, pipeline=ex.AB100),
+        "the CTA may exit before this arrives: write in [mma] ConsumerRelease",
+    ),
+    Case(
+        "accumulator_not_carried",
+        lambda: ex.with_resource(sm100(), ex.ACC, replace(ex.ACC, carries=())),
+        "tAcc",
+    ),
+    Case("free_untagged", lambda: free(sm100(), FREE), "tAcc"),
+    Case("free_behind_cta_barrier", lambda: free(sm100(), CtaBarrier(), FREE), None),
+    Case("direct_store", lambda: direct_store(sm100()), None),
+    Case(
+        "free_without_own_barrier",
+        lambda: ex.without(direct_store(sm100()), NamedBarrierSync),
+        "unordered accesses of tAcc: read in [epilogue] TmemLoad",
+    ),
+    Case("free_by_mma_after_tail", lambda: free(sm100(), FREE, role="mma"), None),
+    Case(
+        "free_by_mma_without_tail",
+        lambda: free(
+            ex.without(sm100(), ProducerTail, pipeline=ex.ACC), FREE, role="mma"
+        ),
+        "tAcc",
+    ),
+    Case("free_by_load", lambda: free(sm100(), FREE, role="load"), "tAcc"),
+)
+
+
+class TestDense(TestCase):
+    @parametrize("case", [subtest(c, name=c.name) for c in CASES])
+    def test_races(self, case):
+        found = [str(r) for r in races(case.program())]
+        if case.race is None:
+            self.assertEqual(found, [])
+        else:
+            self.assertTrue(any(case.race in r for r in found), f"found {found}")
+
+    def test_text(self):
+        program = store_loop(sm90(), drop(Fence))
+        self.assertExpectedInline(
+            "\n".join(str(r) for r in races(program)),
+            """unordered accesses of sD: write in [math] SmemStore(source=r_D, target=sD, subtile=sub) and read in [math] TmaStore(source=sD, target=D, tile=(tile_m, tile_n), subtile=sub)""",  # noqa: E501
+        )
+
+
+P, Q = Role("p", 0, 1), Role("q", 1, 4)
+S = Buffer("s", Space.SMEM, "float32", (32,))
+MEET = NamedBarrier("meet", 1, 160, ("p", "q"))
+MEET_P = NamedBarrier("meet_p", 2, 32, ("p",))
+SYNC = NamedBarrierSync(barrier=MEET)
+SET, GET = PlainWrite(buffer=S), PlainRead(buffer=S)
+
+
+def two_roles(
+    p: Body, q: Body, heads: tuple[Body, Body] = ((), ()), tail: Body = ()
+) -> Program:
+    """Two roles with one tile loop each, and nothing but ``p`` and ``q`` in them."""
+
+    def region(role: Role, head: Body, body: Body, tail: Body) -> RoleRegion:
+        scheduler = Scheduler(f"{role}_tiles", SchedulerKind.STATIC_PERSISTENT)
+        step = SchedulerAdvance(scheduler=scheduler, work=ex.TILE, step=Param("gridz"))
+        loop = TileLoop(
+            scheduler=scheduler,
+            work=ex.TILE,
+            first=Param("bidz"),
+            limit=Param("tiles"),
+            body=(*body, step),
+        )
+        return RoleRegion(role=role, body=(*head, loop, *tail))
+
+    return Program(
+        name="two_roles",
+        arch="sm_90a",
+        roots=("d",),
+        roles=(P, Q),
+        buffers=(S,),
+        pipelines=(),
+        barriers=(MEET, MEET_P),
+        prologue=(AllocateShared(buffers=(S,)), InitSync(cluster=False)),
+        regions=(region(P, heads[0], p, ()), region(Q, heads[1], q, tail)),
+    )
+
+
+class TestNamedBarriers(TestCase):
+    """p (one warp) writes, q (four warps) reads."""
+
+    def ordered(self, program: Program) -> bool:
+        return races(program) == ()
+
+    def test_before_and_after(self):
+        self.assertTrue(self.ordered(two_roles((SET, SYNC, SYNC), (SYNC, GET, SYNC))))
+
+    def test_no_barrier(self):
+        self.assertFalse(self.ordered(two_roles((SET,), (GET,))))
+
+    def test_one_barrier_leaves_reuse_open(self):
+        """The write of the next tile may overtake the read of this one."""
+        self.assertFalse(self.ordered(two_roles((SET, SYNC), (SYNC, GET))))
+
+    def test_same_phase(self):
+        self.assertFalse(self.ordered(two_roles((SYNC, SET, SYNC), (SYNC, GET, SYNC))))
+
+    def test_barrier_of_one_role_only(self):
+        alone = NamedBarrierSync(barrier=MEET_P)
+        self.assertFalse(self.ordered(two_roles((SET, alone, alone), (GET,))))
+
+    def test_out_of_step(self):
+        self.assertFalse(
+            self.ordered(two_roles((SET, SYNC, SYNC), (SYNC, GET, SYNC, SYNC)))
+        )
+
+    def test_head_start(self):
+        """One role runs the barrier once before its loop, the other does not."""
+        program = two_roles((SET, SYNC, SYNC), (SYNC, GET, SYNC), heads=((), (SYNC,)))
+        self.assertFalse(self.ordered(program))
+
+    def test_conditional(self):
+        maybe = If(condition=Const(1), body=(SYNC,))
+        self.assertFalse(
+            self.ordered(two_roles((SET, maybe, SYNC), (maybe, GET, SYNC)))
+        )
+
+    def test_inside_a_k_loop(self):
+        loop = KLoop(index=ex.K, count=Param("k_tiles"), body=(SYNC,))
+        self.assertFalse(self.ordered(two_roles((SET, loop, loop), (loop, GET, loop))))
+
+    def test_loop_barrier_does_not_order_head_and_tail(self):
+        """With no tile at all the loop's barriers do not run."""
+        program = two_roles((SYNC,), (SYNC,), heads=((SET,), ()), tail=(GET,))
+        self.assertFalse(self.ordered(program))
+
+    def test_barrier_before_the_loop_orders_head_and_tail(self):
+        program = two_roles((), (), heads=((SET, SYNC), (SYNC,)), tail=(GET,))
+        self.assertTrue(self.ordered(program))
+
+    def test_every_warp_writes(self):
+        """Four warps write the same elements, with nothing between them."""
+        self.assertFalse(self.ordered(two_roles((), (SET,))))
+
+    def test_one_warp_writes_in_its_own_order(self):
+        self.assertTrue(self.ordered(two_roles((SET, GET), ())))
+
+    def test_warps_of_one_role_need_a_barrier(self):
+        private = NamedBarrier("meet_q", 3, 128, ("q",))
+        sync = NamedBarrierSync(barrier=private)
+        store = SmemStore(source=ex.R_D, target=S, subtile=ex.SUB)
+        inside = (store, sync, GET, sync)
+        loop = SubtileLoop(index=ex.SUB, count=2, body=inside)
+        self.assertTrue(self.ordered(two_roles((), (loop,))))
+        loop = SubtileLoop(index=ex.SUB, count=2, body=(store, sync, GET))
+        self.assertFalse(self.ordered(two_roles((), (loop,))))
+
+
+instantiate_parametrized_tests(TestDense)
+
+if __name__ == "__main__":
+    run_tests()
