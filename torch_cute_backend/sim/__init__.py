@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .faults import Fault
 from .report import Finding, SimError, SimReport, UnsupportedPtx
 
-__all__ = ["Finding", "SimError", "SimReport", "UnsupportedPtx", "simulate"]
+__all__ = ["Fault", "Finding", "SimError", "SimReport", "UnsupportedPtx", "simulate"]
 
 
 def simulate(
@@ -27,17 +28,21 @@ def simulate(
     outputs: Sequence[Any] = (),
     tensors: Sequence[Any] = (),
     roles: Mapping[int, str] | None = None,
+    faults: Sequence[Fault] = (),
 ) -> SimReport:
     """Run a compiled function on CPU tensors in the simulator.
 
     ``outputs`` are the tensors that must be written exactly once; ``tensors`` further ones that the
-    kernel reaches only through pointers. ``roles`` maps warp index to role name.
+    kernel reaches only through pointers. ``roles`` maps warp index to role name. ``faults`` are
+    edits of the PTX, to see whether the checks catch them.
     """
     from . import launch as capture_module
     from .merge import merge_reports
     from .simulator import run_launch
 
     launches, ptx = capture_module.capture(compiled, args, sms=sms, arch=arch)
+    for fault in faults:
+        ptx = fault.apply(ptx)
     regions = capture_module.regions_of([*args, *tensors], outputs)
     reports = [
         run_launch(ptx, launch, regions, mode=mode, checks=checks, sms=sms, roles=roles)

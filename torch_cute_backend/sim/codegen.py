@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import linecache
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -181,14 +181,26 @@ class ModuleEmitter:
             if instr.opcode.startswith("wgmma.mma_async")
             for name in registers(instr.operands[0])
         }
-        self.tmem_loads = {
+        self.copies = _copies(flow)
+        self.tmem_loads = self.with_copies(
             name
             for block in flow.blocks
             for instr in block.instrs
             if instr.opcode.startswith("tcgen05.ld")
             for name in registers(instr.operands[0])
-        }
+        )
         self.pairs = _pair_registers(flow)
+
+    def with_copies(self, names: Iterable[str]) -> set[str]:
+        """Registers and everything that plain moves make of them."""
+        found: set[str] = set()
+        todo = list(names)
+        while todo:
+            name = todo.pop()
+            if name not in found:
+                found.add(name)
+                todo.extend(self.copies.get(name, ()))
+        return found
 
     def block_source(self, block: Block) -> str:
         emitter = BlockEmitter(self, block)
@@ -251,7 +263,9 @@ class ModuleEmitter:
         for following in block.instrs[at:]:
             if following is not instr and following.opcode.startswith("tcgen05."):
                 break
-            names |= {n for o in following.operands for n in registers(o)} & self.tmem_loads
+            # Moves only rename: ptxas sees through them, so they do not use the value.
+            if following.parts[0] != "mov":
+                names |= {n for o in following.operands for n in registers(o)} & self.tmem_loads
             if following is instr and not names:
                 return
         constant = emitter.constant(frozenset(self.flow.numbers[n] for n in names))
@@ -304,6 +318,18 @@ def _place_shared(kernel: Kernel) -> tuple[dict[str, int], int]:
         if not size:
             offsets[name] = at
     return offsets, at
+
+
+def _copies(flow: Flow) -> dict[str, set[str]]:
+    """For each register, the registers that a mov (pack, unpack, copy) writes from it."""
+    copies: dict[str, set[str]] = {}
+    for block in flow.blocks:
+        for instr in block.instrs:
+            if instr.parts[0] == "mov":
+                targets = set(registers(instr.operands[0]))
+                for source in registers(instr.operands[1]):
+                    copies.setdefault(source, set()).update(targets)
+    return copies
 
 
 def _pair_registers(flow: Flow) -> set[str]:

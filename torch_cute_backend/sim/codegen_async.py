@@ -261,8 +261,8 @@ def _tc_ld_st(e: BlockEmitter, instr: Instr) -> None:
     if load:
         memory = _memory(instr.operands[1])
         targets = instr.operands[0].items if isinstance(instr.operands[0], Vec) else (instr.operands[0],)
-        numbers = tuple(e.module.flow.numbers[t.name] for t in targets if isinstance(t, Reg))
-        constant = e.constant(numbers)
+        names = e.module.with_copies(t.name for t in targets if isinstance(t, Reg))
+        constant = e.constant(frozenset(e.module.flow.numbers[n] for n in names))
         address = e.address(memory, 32)
         e.assign_many(
             targets, f"W.tc_ld(g, {shape!r}, {count}, {address}, {constant}, {instr.line})"

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from . import launch, simulate
+from .faults import Fault
 from .report import SimError, SimReport
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def simulate_source(
     checks: bool = True,
     trace: str | None = None,
     roles: Mapping[int, str] | None = None,
+    faults: Sequence[Fault] = (),
 ) -> SimReport:
     """Run a generated kernel on CPU tensors, given in the order of ``source.args``.
 
@@ -111,5 +113,5 @@ def simulate_source(
     outputs = [t for t, a in zip(tensors, source.args, strict=True) if a.output]
     return simulate(
         compiled, [*args, num_ctas, cuda.CUstream(0)], source.arch, mode=mode, sms=num_ctas,
-        checks=checks, trace=trace, outputs=outputs, tensors=tensors, roles=roles,
+        checks=checks, trace=trace, outputs=outputs, tensors=tensors, roles=roles, faults=faults,
     )

@@ -371,7 +371,7 @@ class Tcgen05Ops(WgmmaOps):
             )
         return min(lane, 128 - lanes), min(column, max(TMEM_COLUMNS - columns, 0))
 
-    def tc_ld(self, g: Group, shape: str, count: int, address: Value, registers: tuple[int, ...],
+    def tc_ld(self, g: Group, shape: str, count: int, address: Value, registers: frozenset[int],
               line: int) -> tuple[np.ndarray, ...]:
         """tcgen05.ld: tensor memory to registers."""
         self._whole(g, 0xFFFFFFFF, line)

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from torch_cute_backend.errors import CuteBackendError
 
-class SimError(RuntimeError):
+
+class SimError(CuteBackendError):
     """The simulator cannot run this input; the message names the PTX line if any."""
 
     def __init__(self, message: str, ptx_line: int | None = None) -> None:
