@@ -15,8 +15,8 @@ from __future__ import annotations
 import ctypes
 import logging
 import threading
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +52,8 @@ class LoadedKernel:
 
 
 _loaded: dict[str, LoadedKernel] = {}
-_lock = threading.RLock()
+_lock = threading.Lock()
+_key_locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 _launches: Counter[str] = Counter()
 _libraries: list[ctypes.CDLL] = []
 
@@ -70,7 +71,13 @@ def load_kernel(source: KernelSource | str) -> Kernel:
 def load(source: KernelSource | str) -> LoadedKernel:
     """As :func:`load_kernel`, with what is known about the kernel."""
     key = source if isinstance(source, str) else cache_key(source)
+    loaded = _loaded.get(key)
+    if loaded is not None:
+        return loaded
     with _lock:
+        key_lock = _key_locks[key]
+    # One lock a kernel: threads that need different ones compile them side by side.
+    with key_lock:
         loaded = _loaded.get(key)
         if loaded is None:
             loaded = _load(source, key)
@@ -78,10 +85,18 @@ def load(source: KernelSource | str) -> LoadedKernel:
         return loaded
 
 
+def load_kernels(sources: Sequence[KernelSource]) -> list[Kernel]:
+    """As :func:`load_kernel` for several; those not cached are compiled at once."""
+    cache = KernelCache()
+    missing = [s for s in sources if cache.load(cache_key(s)) is None]
+    for future in [shared_pool().submit(s, gate=False) for s in missing]:
+        future.result()
+    return [load_kernel(source) for source in sources]
+
+
 def loaded_kernels() -> tuple[LoadedKernel, ...]:
     """All kernels that this process has loaded."""
-    with _lock:
-        return tuple(_loaded.values())
+    return tuple(_loaded.values())
 
 
 def launches() -> dict[str, int]:
@@ -98,8 +113,7 @@ def reset_launches() -> None:
 
 def forget() -> None:
     """Load again on the next request (another cache folder, the counter on or off)."""
-    with _lock:
-        _loaded.clear()
+    _loaded.clear()
 
 
 def _load(source: KernelSource | str, key: str) -> LoadedKernel:

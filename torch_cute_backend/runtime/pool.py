@@ -8,6 +8,7 @@ cutlass (seconds) does not happen in the user's process.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -214,6 +215,14 @@ def shared_pool() -> CompilePool:
         if job not in _shared:
             _shared[job] = CompilePool()
         return _shared[job]
+
+
+@atexit.register
+def _close_shared_pools() -> None:
+    """Children of this process only: after a fork the parent's are not ours to end."""
+    for (pid, _), pool in _shared.items():
+        if pid == os.getpid():
+            pool.close()
 
 
 def compile_isolated(
