@@ -1,7 +1,7 @@
 """Problems and schedules for tests, spread over families, and short ways to build them.
 
-``CASES`` is the one list that goldens, determinism and cubin tests draw from: each entry
-is valid for its arch, and every family, store, major and cluster class occurs.
+``CASES`` is the one list that goldens, determinism and cubin tests draw from: every
+family, store, major and cluster class of both archs occurs.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch_cute_backend.epilogue.graph import (
 from torch_cute_backend.problem import Accum, GemmProblem, Major
 from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.status import Status
+from torch_cute_backend.tuning.table import RowKey
 
 ROW, COL, SCALAR, FULL = (
     InputKind.ROW,
@@ -73,6 +74,17 @@ def mm(
         epilogue=EpilogueGraph.linear(out or dtype, bias=bias),
     )
     return replace(problem, **fields)
+
+
+def problem_of(key: RowKey) -> GemmProblem:
+    """A bf16-output problem that a table row of this key is for."""
+    majors = {"a_major": Major(key.a_major), "b_major": Major(key.b_major)}
+    if key.family in ("bf16", "fp16"):
+        dtype = BFLOAT16 if key.family == "bf16" else FLOAT16
+        return mm(key.m, key.n, key.k, dtype, accum=Accum(key.accum), **majors)
+    scaling = key.family.removeprefix("fp8-")
+    accum = Accum(key.accum)
+    return fp8(key.m, key.n, key.k, scaling=scaling, accum=accum, **majors)
 
 
 def gelu_residual(out: DType = BFLOAT16) -> EpilogueGraph:

@@ -68,9 +68,8 @@ class GemmSchedule:
         if unknown:
             raise TableError(f"unknown schedule field(s): {', '.join(unknown)}")
         for name, value in row.items():
-            wanted = str if name in _TEXT_FIELDS else int
-            if type(value) is not wanted:
-                raise TableError(f"schedule {name}={value!r} is not {wanted.__name__}")
+            if not _well_typed(name, value):
+                raise TableError(f"schedule: {name} may not be {value!r}")
         try:
             return cls(**row)
         except TypeError as error:
@@ -89,3 +88,10 @@ class GemmSchedule:
         """Does this schedule fit the problem and the arch? Reasons name the numbers."""
         status = problem.validate()
         return arch.check_schedule(problem, self) if status else status
+
+
+def _well_typed(name: str, value: object) -> bool:
+    """JSON has only the types text and number; a bool would pass for a number."""
+    if name in _TEXT_FIELDS:
+        return isinstance(value, str)
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -156,7 +156,7 @@ class EpilogueGraph:
     def _check_names(self) -> Status:
         """Names become parameters and, in camel case, register tensors of the
         generated code, so two that differ by an underscore are taken for one."""
-        names = [x.name for x in (*self.inputs, *self.outputs)]
+        names = [i.name for i in self.inputs] + [o.name for o in self.outputs]
         status = Status.check(
             *((_usable(x), f"epilogue: {x!r} is no usable name") for x in names)
         )

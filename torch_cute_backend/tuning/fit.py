@@ -9,7 +9,11 @@ from torch_cute_backend.problem import Accum, GemmProblem
 from torch_cute_backend.schedule import GemmSchedule
 
 MAX_AB_STAGES = 16
-MAX_STAGED_ROW_BYTES = 128
+TIGHT_STAGED_ROW_BYTES = 64
+"""Row of a subtile where accumulators leave few registers (sm_90a, FP8 rowwise,
+128x256: 64 columns of bf16 spilled, 32 do not)."""
+TIGHT_ACCUMULATORS = 128
+WARPGROUP_THREADS = 128
 
 
 def complete(
@@ -36,46 +40,57 @@ def complete(
         tile_k=k_bytes // problem.a_dtype.bytes,
         ab_stages=2,
         acc_stages=_acc_stages(arch, tile_n),
-        epi_n=_epi_n(problem, tile_n),
         cluster_m=cluster_m,
         cluster_n=cluster_n,
         math_warpgroups=math_warpgroups,
         raster=raster,
     )
-    return refit(problem, arch, draft)
+    return _deepen(problem, arch, _with_subtiles(problem, arch, draft), MAX_AB_STAGES)
 
 
 def refit(problem: GemmProblem, arch: ArchSpec, s: GemmSchedule) -> GemmSchedule:
-    """``s`` with store, subtile and stages adapted to ``problem``'s outputs: a table
-    row made for bf16 output serves fp32 and unaligned outputs too."""
-    store = "tma" if problem.out_aligned and _stageable(problem, s.tile_n) else "direct"
-    epi_n = s.epi_n
-    if not _fits(problem, s.tile_n, epi_n) or store != s.store:
-        epi_n = _epi_n(problem, s.tile_n)
-    subtiles = s.tile_n // epi_n
-    epi_stages = 2 if store == "tma" and subtiles % 2 == 0 else 1
-    draft = replace(s, store=store, epi_n=epi_n, epi_stages=epi_stages, ab_stages=2)
-    two = arch.smem_used(problem, draft)
-    stage = (arch.smem_used(problem, replace(draft, ab_stages=3))) - two
-    room = 2 + (arch.smem_bytes - two) // stage
-    deepest = min(room, MAX_AB_STAGES)
-    wanted = s.ab_stages if s.ab_stages > 2 else deepest
-    return replace(draft, ab_stages=max(2, min(wanted, deepest)))
+    """``s`` itself if it fits; else with store, subtile and stages adapted to
+    ``problem``'s outputs: a table row made for bf16 output serves fp32 and unaligned
+    outputs too. The result may still be invalid: ask ``validate``."""
+    if arch.check_schedule(problem, s):
+        return s
+    draft = _with_subtiles(problem, arch, replace(s, ab_stages=2))
+    return _deepen(problem, arch, draft, s.ab_stages)
 
 
-def _fits(problem: GemmProblem, tile_n: int, epi_n: int) -> bool:
-    row = epi_n * problem.out_dtype.bytes
-    return tile_n % epi_n == 0 and row % 16 == 0 and row <= MAX_STAGED_ROW_BYTES
+def _with_subtiles(
+    problem: GemmProblem, arch: ArchSpec, s: GemmSchedule
+) -> GemmSchedule:
+    """The store and the subtile width that fit: TMA before direct, wide before narrow.
+    ``s`` with the narrowest subtile if none does."""
+    stores = ("tma", "direct") if problem.out_aligned else ("direct",)
+    for store in stores:
+        for epi_n in _widths(problem, arch, s):
+            even = store == "tma" and s.tile_n // epi_n % 2 == 0
+            draft = replace(s, store=store, epi_n=epi_n, epi_stages=2 if even else 1)
+            if arch.check_schedule(problem, draft):
+                return draft
+    return replace(s, store="direct", epi_n=min(8, s.tile_n), epi_stages=1)
 
 
-def _stageable(problem: GemmProblem, tile_n: int) -> bool:
-    return any(_fits(problem, tile_n, n) for n in range(8, tile_n + 1, 8))
+def _widths(problem: GemmProblem, arch: ArchSpec, s: GemmSchedule) -> list[int]:
+    """Subtile widths worth trying, the widest first."""
+    accumulators = s.tile_m * s.tile_n // (WARPGROUP_THREADS * s.math_warpgroups)
+    in_registers = "math" in arch.required_roles
+    widest = s.tile_n
+    if in_registers and accumulators >= TIGHT_ACCUMULATORS:
+        widest = min(widest, TIGHT_STAGED_ROW_BYTES // problem.out_dtype.bytes)
+    return [n for n in range(widest // 8 * 8, 0, -8) if s.tile_n % n == 0]
 
 
-def _epi_n(problem: GemmProblem, tile_n: int) -> int:
-    """The widest subtile that can be staged; of 8 columns where none can."""
-    widths = [n for n in range(8, tile_n + 1, 8) if _fits(problem, tile_n, n)]
-    return max(widths, default=8)
+def _deepen(
+    problem: GemmProblem, arch: ArchSpec, s: GemmSchedule, wanted: int
+) -> GemmSchedule:
+    """As many A/B stages as fit, at most ``wanted`` and at least 2."""
+    two = arch.smem_used(problem, replace(s, ab_stages=2))
+    stage = arch.smem_used(problem, replace(s, ab_stages=3)) - two
+    deepest = 2 + (arch.smem_bytes - two) // stage
+    return replace(s, ab_stages=max(2, min(wanted, deepest)))
 
 
 def _acc_stages(arch: ArchSpec, tile_n: int) -> int:

@@ -20,7 +20,13 @@ from torch_cute_backend.schedule import GemmSchedule
 log = logging.getLogger(__name__)
 
 TABLES = Path(__file__).parent / "tables"
-PROVENANCE = ("measured", "published", "model")
+SIZES = ("m", "n", "k")
+PROVENANCE: dict[str, tuple[str, ...]] = {
+    "measured": ("gpu", "date", "commit", "us", "margin"),
+    "published": ("source",),
+    "model": (),
+}
+"""Kinds of provenance, and what a row of each kind must say."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +63,8 @@ class RowKey:
 class TableRow:
     """A schedule with the shape it is for and where it comes from.
 
-    ``provenance`` holds ``kind`` (one of ``PROVENANCE``) and, where measured, ``gpu``,
-    ``date``, ``commit``, ``us`` and ``margin`` over the best other provider.
+    ``provenance`` holds ``kind`` and what ``PROVENANCE`` asks of it. ``us`` is the time
+    of one call; ``margin`` is the best other provider's time over it, less 1.
     """
 
     name: str
@@ -79,18 +85,27 @@ class TableRow:
 def parse_row(raw: dict[str, Any]) -> TableRow:
     """One JSON row; ``TableError`` says what is wrong with it."""
     try:
-        key = RowKey(**{f: raw[f] for f in RowKey.__dataclass_fields__})
+        name, fields = raw["name"], {f: raw[f] for f in RowKey.__dataclass_fields__}
         provenance = dict(raw["provenance"])
         schedule = GemmSchedule.from_json(dict(raw["schedule"]))
-        name = str(raw["name"])
     except (KeyError, TypeError, ValueError) as error:
         raise TableError(f"malformed row: {error!r}") from error
-    if provenance.get("kind") not in PROVENANCE:
-        raise TableError(f"row {name}: provenance kind {provenance.get('kind')!r}")
-    sizes = (key.m, key.n, key.k)
-    if not all(isinstance(x, int) and x > 0 for x in sizes):
-        raise TableError(f"row {name}: sizes {sizes} are not positive integers")
-    return TableRow(name, key, schedule, tuple(sorted(provenance.items())))
+    for field, value in (("name", name), *fields.items()):
+        if field not in SIZES and type(value) is not str:
+            raise TableError(f"row {name}: {field} {value!r} is not text")
+        if field in SIZES and (type(value) is not int or value < 1):
+            raise TableError(f"row {name}: {field} {value!r} is no positive integer")
+    _check_provenance(name, provenance)
+    return TableRow(name, RowKey(**fields), schedule, tuple(sorted(provenance.items())))
+
+
+def _check_provenance(name: str, provenance: dict[str, Any]) -> None:
+    kind = provenance.get("kind")
+    if not isinstance(kind, str) or kind not in PROVENANCE:
+        raise TableError(f"row {name}: provenance kind {kind!r}")
+    missing = [field for field in PROVENANCE[kind] if field not in provenance]
+    if missing:
+        raise TableError(f"row {name}: {kind}, but without {', '.join(missing)}")
 
 
 def load_table(path: Path) -> tuple[TableRow, ...]:
@@ -100,10 +115,11 @@ def load_table(path: Path) -> tuple[TableRow, ...]:
         TableError: the file is not JSON or not a table.
     """
     try:
-        content = json.loads(path.read_text())
-        rows = content["rows"]
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise TableError(f"{path.name} is not a table: {error}") from error
+        rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise TableError(f"{path.name} is not a table: {error!r}") from error
+    if not isinstance(rows, list):
+        raise TableError(f"{path.name} is not a table: rows is no list")
     good: list[TableRow] = []
     for i, raw in enumerate(rows):
         try:
@@ -115,9 +131,16 @@ def load_table(path: Path) -> tuple[TableRow, ...]:
 
 @lru_cache
 def table(arch: str) -> tuple[TableRow, ...]:
-    """The shipped table of ``arch``; empty if it ships none."""
+    """The shipped table of ``arch``; empty if it ships none, or a broken one: the cost
+    model then serves instead, and the log names the file."""
     path = TABLES / f"{arch}.json"
-    return load_table(path) if path.exists() else ()
+    if not path.exists():
+        return ()
+    try:
+        return load_table(path)
+    except TableError as error:
+        log.error("pretuned table skipped: %s", error)
+        return ()
 
 
 @lru_cache

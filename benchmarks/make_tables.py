@@ -1,0 +1,262 @@
+#!/usr/bin/env python3
+"""Write the pretuned tables: ``torch_cute_backend/tuning/tables/<arch>.json``.
+
+Every shape that the benchmarks list gets a row for each kind of GEMM. Its schedule is
+the best measured one, if ``benchmarks/results/*.jsonl`` has one; else a published one;
+else what the cost model ranks first. A measured row names the GPU, date and commit of
+its run and its margin over the best other provider of the same run.
+
+    python benchmarks/make_tables.py [--arch sm_90a] [--results DIR] [--check]
+
+``--check`` writes nothing and exits with 1 if a table differs from what is shipped.
+Rows stand one a line, and schedule fields at their defaults are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from torch_cute_backend.arch import ARCHS, ArchSpec
+from torch_cute_backend.bench import cases
+from torch_cute_backend.bench.results import OURS
+from torch_cute_backend.dtypes import BFLOAT16, E4M3
+from torch_cute_backend.epilogue.graph import EpilogueGraph, InputKind
+from torch_cute_backend.errors import TableError
+from torch_cute_backend.problem import Accum, GemmProblem, Major
+from torch_cute_backend.schedule import GemmSchedule
+from torch_cute_backend.tuning import model
+from torch_cute_backend.tuning.table import TABLES, RowKey, TableRow, load_table
+
+RESULTS = Path(__file__).parent / "results"
+COLD = "cold"
+"""The protocol that rows are ranked by: the weights are not in L2 when a model runs."""
+GPU_ARCH = {"H200": "sm_90a", "H100": "sm_90a", "B200": "sm_100a"}
+"""Part of a GPU's name -> the arch whose table its measurements are for."""
+
+
+def shapes() -> tuple[cases.Shape, ...]:
+    """Decode and serving shapes, M = 512, squares, DeepGEMM's with M 1, 128, 4096."""
+    deepgemm = [(1, n, k) for m, n, k in cases.LARGE if m == 128]
+    return tuple(dict.fromkeys((*cases.DECODE, *cases.LARGE, *deepgemm)))
+
+
+def problems(shape: cases.Shape) -> Iterator[GemmProblem]:
+    """Every kind of GEMM of one shape that the tables cover."""
+    m, n, k = shape
+    kinds = {
+        "rowwise": (InputKind.ROW, InputKind.COL),
+        "tensorwise": (InputKind.SCALAR, InputKind.SCALAR),
+    }
+    for scaling, scales in kinds.items():
+        for accum in Accum:
+            yield GemmProblem(
+                op="scaled_mm",
+                m=m,
+                n=n,
+                k=k,
+                a_dtype=E4M3,
+                b_dtype=E4M3,
+                scaling=scaling,
+                accum=accum,
+                epilogue=EpilogueGraph.linear(BFLOAT16, *scales),
+            )
+    for b_major in Major:
+        problem = GemmProblem(op="mm", m=m, n=n, k=k, b_major=b_major)
+        if problem.validate():
+            yield problem
+
+
+def name(key: RowKey) -> str:
+    """``scale_mm_cute_m64_k5120_n5120`` for FP8 rowwise; others say what differs."""
+    parts = {
+        "fp8-rowwise": "scale_mm_cute",
+        "fp8-tensorwise": "scale_mm_tensorwise_cute",
+    }
+    text = parts.get(key.family, f"mm_{key.family}_cute")
+    text += "_exact" if key.accum == Accum.EXACT.value else ""
+    text += "" if key.b_major == Major.K.value else "_bn"
+    return f"{text}_m{key.m}_k{key.k}_n{key.n}"
+
+
+# --- where schedules come from
+
+
+def _published() -> dict[tuple[str, RowKey], tuple[GemmSchedule, dict[str, Any]]]:
+    """Settings that others published as their best. (M, N, K) = (64, 5120, 5120) on
+    B200: 64x64x128, 12 A/B, 2 accumulator and 2 C stages, epilogue tile 64x64. A tile
+    has one subtile then, and so one C stage here: stages rotate within a tile."""
+    schedule = GemmSchedule(64, 64, 128, ab_stages=12, acc_stages=2, epi_n=64)
+    source = "Helion's pretuned sm_100 scaled_mm"
+    return {
+        ("sm_100a", RowKey.of(p)): (schedule, {"kind": "published", "source": source})
+        for p in problems((64, 5120, 5120))
+        if p.scaling == "rowwise"
+    }
+
+
+PUBLISHED = _published()
+
+
+@dataclass(frozen=True)
+class Best:
+    """The fastest measured schedule of a shape."""
+
+    schedule: GemmSchedule
+    provenance: dict[str, Any]
+
+    @property
+    def us(self) -> float:
+        return float(self.provenance["us"])
+
+
+def read_results(folder: Path) -> list[dict[str, Any]]:
+    """Rows of every ``*.jsonl``; a malformed line is an error that names it."""
+    rows = []
+    for path in sorted(folder.glob("*.jsonl")):
+        for i, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if not line.strip():
+                continue
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError as error:
+                raise TableError(f"{path.name} line {i}: {error}") from error
+    return rows
+
+
+def _arch_of(gpu: str) -> str | None:
+    return next((arch for part, arch in GPU_ARCH.items() if part in gpu), None)
+
+
+def _run(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What rows of one run, on the same problem, have in common."""
+    shape = row["shape"]
+    names = ("suite", "dtype", "scaling", "accum", "protocol", "gpu", "commit", "date")
+    return (
+        *(row[x] for x in names),
+        row.get("b_major", "k"),
+        *(shape[x] for x in ("m", "n", "k")),
+    )
+
+
+def _key(row: dict[str, Any]) -> RowKey | None:
+    """The table key of a result row; None if no table has such rows."""
+    short = {"float8_e4m3fn": "fp8", "fp8": "fp8", "e4m3": "fp8"}
+    short |= {"bfloat16": "bf16", "bf16": "bf16"}
+    family = short.get(row["dtype"])
+    if family is None or "groups" in row["shape"]:
+        return None
+    if row["scaling"] not in (None, "none"):
+        family = f"{family}-{row['scaling']}"
+    size = row["shape"]
+    b_major = row.get("b_major", "k")
+    accum = row["accum"] if family.startswith("fp8") else Accum.FAST.value
+    return RowKey(family, accum, "k", b_major, size["m"], size["n"], size["k"])
+
+
+def measured(rows: Iterable[dict[str, Any]]) -> dict[tuple[str, RowKey], Best]:
+    """The fastest of our schedules for each arch and key, over all cold runs that had
+    another provider to compare with."""
+    cold = [r for r in rows if str(r["protocol"]).startswith(COLD)]
+    others: dict[tuple[Any, ...], float] = {}
+    for r in cold:
+        if r["provider"] != OURS:
+            others[_run(r)] = min(r["us"], others.get(_run(r), float("inf")))
+    best: dict[tuple[str, RowKey], Best] = {}
+    for r in cold:
+        arch, key = _arch_of(r["gpu"]), _key(r)
+        if r["provider"] != OURS or not r.get("schedule") or arch is None:
+            continue
+        if key is None or _run(r) not in others:
+            continue
+        found = Best(GemmSchedule.from_json(r["schedule"]), _provenance(r, others))
+        if (arch, key) not in best or found.us < best[arch, key].us:
+            best[arch, key] = found
+    return best
+
+
+def _provenance(
+    row: dict[str, Any], others: dict[tuple[Any, ...], float]
+) -> dict[str, Any]:
+    margin = others[_run(row)] / row["us"] - 1
+    run = {x: row[x] for x in ("gpu", "date", "commit", "us")}
+    return {"kind": "measured", **run, "margin": round(margin, 3)}
+
+
+# --- rows
+
+
+def table_rows(
+    arch: ArchSpec, best: dict[tuple[str, RowKey], Best]
+) -> Iterator[TableRow]:
+    """A row for each shape and kind, in a fixed order, each valid for ``arch``."""
+    for shape in shapes():
+        for problem in problems(shape):
+            yield _row(problem, arch, best)
+
+
+def _row(
+    problem: GemmProblem, arch: ArchSpec, best: dict[tuple[str, RowKey], Best]
+) -> TableRow:
+    key = RowKey.of(problem)
+    if (arch.name, key) in best:
+        found = best[arch.name, key]
+        schedule, provenance = found.schedule, found.provenance
+    elif (arch.name, key) in PUBLISHED:
+        schedule, provenance = PUBLISHED[arch.name, key]
+    else:
+        schedule, provenance = model.rank(problem, arch, 1)[0], {"kind": "model"}
+    status = schedule.validate(problem, arch)
+    if not status:
+        raise TableError(f"{arch.name} {name(key)}: {status}")
+    return TableRow(name(key), key, schedule, tuple(sorted(provenance.items())))
+
+
+def row_text(row: TableRow) -> str:
+    """One line of JSON."""
+    value = row.to_json()
+    defaults = {
+        f.name: f.default for f in fields(GemmSchedule) if f.default is not MISSING
+    }
+    value["schedule"] = {
+        k: v
+        for k, v in row.schedule.to_json().items()
+        if k not in defaults or v != defaults[k]
+    }
+    return json.dumps(value)
+
+
+def table_text(arch: ArchSpec, rows: Iterable[TableRow]) -> str:
+    """The whole file."""
+    lines = ",\n".join(f"  {row_text(row)}" for row in rows)
+    return f'{{\n"arch": {json.dumps(arch.name)},\n"rows": [\n{lines}\n]\n}}\n'
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--arch", action="append", choices=list(ARCHS))
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--check", action="store_true")
+    args = parser.parse_args(argv)
+    best = measured(read_results(args.results))
+    stale = False
+    for arch in (ARCHS[x] for x in args.arch or ARCHS):
+        path = TABLES / f"{arch.name}.json"
+        text = table_text(arch, table_rows(arch, best))
+        if args.check:
+            stale |= not path.exists() or path.read_text(encoding="utf-8") != text
+            continue
+        path.write_text(text, encoding="utf-8")
+        kinds = [dict(r.provenance)["kind"] for r in load_table(path)]
+        counts = {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
+        print(f"{path.name}: {len(kinds)} rows, {counts}")
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
