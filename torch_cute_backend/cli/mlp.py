@@ -1,10 +1,14 @@
 """The demo's model: an FP8 MLP block with the sizes of Qwen3-32B's, random weights.
 
-In: tokens (M, 5120) in bf16. Out: (M, 5120) in bf16. Weights are quantised per output
-channel once, activations per token at run time, both to e4m3 with fp32 scales.
+In: tokens (M, 5120) in bf16. Out: (M, 5120) in bf16, and the quantised hidden
+activations between the two GEMMs, so that each GEMM can be checked on its own inputs.
+Weights are quantised per output channel once, activations per token at run time, both
+to e4m3 with fp32 scales.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +17,8 @@ from torch import nn
 HIDDEN = 5120
 INTERMEDIATE = 25600
 E4M3_MAX = 448.0
+GAIN_BOUND = 2**-7
+"""How far the output's overall gain may be from 1: less than a hundredth."""
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -25,7 +31,7 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Fp8Linear(nn.Module):
-    """``x @ weight.t()`` by a rowwise-scaled FP8 GEMM."""
+    """A rowwise-scaled FP8 GEMM with a quantised weight."""
 
     weight: torch.Tensor
     scale: torch.Tensor
@@ -37,8 +43,8 @@ class Fp8Linear(nn.Module):
         self.register_buffer("weight", q)
         self.register_buffer("scale", scale.t().contiguous())
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, scale = quantize_rows(x)
+    def forward(self, q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        """``q``: (M, K) e4m3; ``scale``: (M, 1). Returns (M, N) in bf16."""
         out: torch.Tensor = torch._scaled_mm(
             q,
             self.weight.t(),
@@ -49,18 +55,42 @@ class Fp8Linear(nn.Module):
         )
         return out
 
-    def reference(self, x: torch.Tensor) -> torch.Tensor:
-        """The same on dequantised values in fp32, cast once."""
-        q, scale = quantize_rows(x)
+    def reference(self, q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        """The same on dequantised values, in fp32, not rounded."""
         weight = self.weight.float() * self.scale.t()
-        exact: torch.Tensor = (q.float() * scale) @ weight.t()
-        return exact.to(torch.bfloat16)
+        out: torch.Tensor = (q.float() * scale) @ weight.t()
+        return out
+
+
+@dataclass(frozen=True)
+class Check:
+    """How wrong a result is, as multiples of what it may be: at most 1 is right."""
+
+    element: float
+    gain: float
+
+    @property
+    def right(self) -> bool:
+        return self.element <= 1 and self.gain <= 1
+
+    def __str__(self) -> str:
+        verdict = "right" if self.right else "WRONG"
+        return (
+            f"{verdict}: worst element at {self.element:.2f} of its bound, "
+            f"gain at {self.gain:.2f}"
+        )
 
 
 class Fp8Mlp(nn.Module):
     """Up projection, SiLU, down projection."""
 
-    def __init__(self, device: torch.device, seed: int = 0) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        hidden: int = HIDDEN,
+        intermediate: int = INTERMEDIATE,
+        seed: int = 0,
+    ) -> None:
         super().__init__()
         generator = torch.Generator(device).manual_seed(seed)
 
@@ -68,29 +98,51 @@ class Fp8Mlp(nn.Module):
             w = torch.randn(rows, cols, device=device, generator=generator)
             return w.div(cols**0.5)
 
-        self.up = Fp8Linear(weight(INTERMEDIATE, HIDDEN))
-        self.down = Fp8Linear(weight(HIDDEN, INTERMEDIATE))
+        self.up = Fp8Linear(weight(intermediate, hidden))
+        self.down = Fp8Linear(weight(hidden, intermediate))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.down(F.silu(self.up(x)))
-        return out
+    def forward(
+        self, x: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """``x``: (M, hidden). Returns the output, hidden activations, their scales."""
+        hidden = F.silu(self.up(*quantize_rows(x)))
+        q, scale = quantize_rows(hidden)
+        return self.down(q, scale), q, scale
 
-    def reference(self, x: torch.Tensor) -> torch.Tensor:
-        hidden: torch.Tensor = F.silu(self.up.reference(x).float())
-        return self.down.reference(hidden.to(torch.bfloat16))
+    def check(
+        self,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        q: torch.Tensor,
+        scale: torch.Tensor,
+    ) -> dict[str, Check]:
+        """Compare each GEMM with fp32 on the inputs that it really had.
+
+        The hidden activations went through e4m3, whose half step is 2^-4 of an element
+        (of the smallest normal, 2^-6, for smaller ones); the output through bf16. On
+        top, FP8 products are summed with about 14 bits, so an element may be off by a
+        little of its row's root mean square.
+        """
+        hidden = F.silu(self.up.reference(*quantize_rows(x)))
+        smallest = scale * 2**-10
+        return {
+            "up": compare(q.float() * scale, hidden, 2**-4 + 2**-6, smallest),
+            "down": compare(y.float(), self.down.reference(q, scale), 2**-7),
+        }
 
 
-def worst_error(actual: torch.Tensor, reference: torch.Tensor) -> float:
-    """Largest error of an element, as a multiple of what it may be; at most 1 is right.
-
-    An element may be off by 2^-7 of itself (two bf16 roundings) plus 2^-5 of its row's
-    root mean square: the hidden activations are quantised to e4m3 (relative step 2^-3),
-    so a last-bit difference before that step moves single products by a whole step,
-    which averages out over 25600 of them.
-    """
-    want, got = reference.float(), actual.float()
+def compare(
+    got: torch.Tensor,
+    want: torch.Tensor,
+    relative: float,
+    absolute: torch.Tensor | float = 0.0,
+) -> Check:
+    """Each element may be off by ``relative`` of itself, by ``absolute``, and by 2^-5
+    of its row's root mean square; the gain, a mean over all elements, by 2^-7."""
     rms = want.square().mean(dim=1, keepdim=True).sqrt()
-    allowed = want.abs() * 2**-7 + rms * 2**-5
+    allowed = want.abs() * relative + rms * 2**-5 + absolute
     # NaN compares false with everything, so it must be turned into a failure.
     ratio = ((got - want).abs() / allowed).nan_to_num(nan=float("inf"))
-    return float(ratio.max())
+    gain = (got * want).sum() / want.square().sum() - 1
+    gain = gain.abs().nan_to_num(nan=float("inf"))
+    return Check(float(ratio.max()), float(gain) / GAIN_BOUND)
