@@ -138,6 +138,17 @@ def conditional_barriers(body: Body) -> Body:
     )
 
 
+def in_a_branch(program: Program) -> Program:
+    """The whole epilogue under a CTA-uniform condition: its barriers run with it."""
+
+    def visit(stmt: Stmt) -> Stmt:
+        if isinstance(stmt, SubtileLoop):
+            return If(role=stmt.role, condition=Param("flag"), body=(stmt,))
+        return stmt
+
+    return ex.edited(program, visit)
+
+
 def change(program: Program, kind: type[Stmt], **fields: object) -> Program:
     def visit(stmt: Stmt) -> Stmt:
         return replace(stmt, **fields) if isinstance(stmt, kind) else stmt
@@ -249,6 +260,7 @@ CASES = (
     Case("odd_subtiles", lambda: subtiles(sm90(), 3), "sD"),
     Case("one_subtile", lambda: subtiles(sm90(), 1), "sD"),
     Case("four_subtiles", lambda: subtiles(sm90(), 4), None),
+    Case("whole_store_in_a_branch", lambda: in_a_branch(sm90()), None),
     Case("conditional_barrier", lambda: store_loop(sm90(), conditional_barriers), "sD"),
     Case(
         "exit_before_store_has_read",

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from torch_cute_backend.ir.ops import Body, Stmt
 from torch_cute_backend.ir.program import Program
 from torch_cute_backend.ir.structure import (
+    ClcClaim,
     If,
     KLoop,
     Placeholder,
     RoleRegion,
+    ScalarLoad,
     SchedulerAdvance,
     SubtileLoop,
     TileLoop,
@@ -58,6 +60,10 @@ def headline(stmt: Stmt) -> str:
     if isinstance(stmt, (KLoop, SubtileLoop)):
         kind = "for" if isinstance(stmt, KLoop) else "unrolled for"
         return f"{kind} {stmt.index} in range({stmt.count})"
+    if isinstance(stmt, ScalarLoad):
+        return f"{stmt.var} = {stmt.buffer}[{stmt.index}]"
+    if isinstance(stmt, ClcClaim):
+        return f"{stmt.work} = claim {stmt.scheduler}"
     if isinstance(stmt, If):
         return f"if {stmt.condition}"
     if isinstance(stmt, RoleRegion):

@@ -7,8 +7,10 @@ Barriers are matched by count: the n-th time one role runs a barrier meets the n
 the other does. Traces of zero and of two trips of the tile loop stand for all: a
 barrier that orders tile 0 against tile 1 runs in every tile, so it orders tile 0
 against later tiles too; and zero trips are the one case where barriers inside the loop
-do not run. This needs both roles to run the barrier equally often before the loop and
-in each trip, and unconditionally; otherwise it is not used.
+do not run. Between two roles this needs both to run the barrier equally often before
+the loop and in each trip, and unconditionally; otherwise it is not used. The warps of
+one role take one path, so there a barrier, fence or drain counts if it happens whenever
+one of the two accesses does.
 """
 
 from __future__ import annotations
@@ -57,11 +59,14 @@ class _Trace:
     def positions(self, site: Site) -> list[int]:
         return self._positions.get(site.order, [])
 
-    def certain(self, effect: type[Effect], after: int) -> Iterator[tuple[int, Effect]]:
-        """Effects of that class that surely happen behind position ``after``."""
+    def surely(
+        self, effect: type[Effect], after: int, path: frozenset[int]
+    ) -> Iterator[tuple[int, Effect]]:
+        """Effects of that class behind position ``after`` that happen if ``path``
+        does."""
         for i in range(after + 1, len(self.steps)):
             step = self.steps[i]
-            if step.certain:
+            if step.path <= path:
                 for found in step.site.effects:
                     if isinstance(found, effect):
                         yield i, found
@@ -116,7 +121,7 @@ class Schedules:
             return False
         both = (self._traces[(site.role.name, trips)] for trips in TRIPS)
         return all(
-            _completed_at(t, i, effect) is not None
+            _completed_at(t, i, effect, t.steps[i].path) is not None
             for t in both
             for i in t.positions(site)
         )
@@ -139,22 +144,38 @@ class Schedules:
     def _before(
         self, t: _Trace, i: int, fx: Effect, u: _Trace, j: int, fy: Effect
     ) -> bool:
-        done = _completed_at(t, i, fx)
+        path = t.steps[i].path
+        if t is u:
+            path |= u.steps[j].path
+        done = _completed_at(t, i, fx, path)
+        if done is not None and _needs_fence(fx, fy):
+            done = next((at for at, _ in t.surely(ProxyFence, done, path)), None)
         if done is None:
             return False
-        if _needs_fence(fx, fy):
-            fences = (at for at, _ in t.certain(ProxyFence, done))
-            fenced = next(fences, None)
-            if fenced is None:
-                return False
-            done = fenced
-        if t is u and t.role.warps == 1:
-            return done < j
+        if t is u:
+            return self._met(t, done, j, path)
         return any(
             u.syncs_before(barrier, j) > t.syncs_before(barrier, done + 1)
             for barrier in self._barriers
             if self._usable(barrier, t.role, u.role)
         )
+
+    def _met(self, t: _Trace, done: int, j: int, path: frozenset[int]) -> bool:
+        """Do the role's warps meet between ``done`` and ``j``?"""
+        if t.role.warps == 1:
+            return done < j
+        return any(
+            at < j and self._own(found, t.role)
+            for at, found in t.surely(NamedSync, done, path)
+        )
+
+    def _own(self, effect: Effect, role: Role) -> bool:
+        """A barrier of this role alone, or one that all its roles run in step."""
+        if not isinstance(effect, NamedSync) or role.name not in effect.barrier.roles:
+            return False
+        names = effect.barrier.roles
+        counts = {self._counted.get((effect.barrier, name)) for name in names}
+        return names == (role.name,) or (len(counts) == 1 and None not in counts)
 
     def _usable(self, barrier: NamedBarrier, x: Role, y: Role) -> bool:
         """Do both roles take part, in step, on every path?"""
@@ -171,16 +192,19 @@ class Schedules:
         return head, sum(s.site.section is Section.LOOP for s in runs) // 2
 
 
-def _completed_at(t: _Trace, i: int, effect: Effect) -> int | None:
-    """Position behind which the access of step ``i`` is complete, if there is one."""
+def _completed_at(
+    t: _Trace, i: int, effect: Effect, path: frozenset[int]
+) -> int | None:
+    """Position behind which the access of step ``i`` is complete, if there is one and
+    ``path`` happens."""
     if not isinstance(effect, (Read, Write)) or effect.proxy is not Proxy.ASYNC:
         return i
     issued = [e for e in t.steps[i].site.effects if isinstance(e, Issue)]
     if len(issued) != 1 or not _drains(issued[0].queue, effect):
         return None
     queue = issued[0].queue
-    groups = [at for at, e in t.certain(Issue, i) if e == Issue(queue)]
-    for at, drain in t.certain(Drain, i):
+    groups = [at for at, e in t.surely(Issue, i, path) if e == Issue(queue)]
+    for at, drain in t.surely(Drain, i, path):
         if not isinstance(drain, Drain) or drain.queue is not queue:
             continue
         if sum(g < at for g in groups) >= drain.pending:

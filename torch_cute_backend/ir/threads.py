@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
+from itertools import count
 
 from torch_cute_backend.ir.dataflow import (
     ConsumerRelease,
@@ -105,12 +106,23 @@ class Thread:
 
 @dataclass(frozen=True)
 class Step:
-    """One execution of a site. ``certain``: it happens whenever its tile loop iteration
-    does; ``env`` has the values of unrolled loop indices."""
+    """One execution of a site.
+
+    Attributes:
+        path: the executions of branches and of K loop iterations that it is part of; it
+            happens iff those do. Conditions are CTA-uniform, so all warps of a role
+            take one path.
+        env: values of unrolled loop indices.
+    """
 
     site: Site
-    certain: bool
+    path: frozenset[int] = frozenset()
     env: Mapping[Var, int] = field(default_factory=dict)
+
+    @property
+    def certain(self) -> bool:
+        """Does it happen whenever its tile loop iteration does?"""
+        return not self.path
 
 
 def threads(program: Program) -> tuple[Thread, ...]:
@@ -134,9 +146,12 @@ def threads(program: Program) -> tuple[Thread, ...]:
 
 
 def trace(thread: Thread, trips: int) -> tuple[Step, ...]:
-    """The thread's steps if its tile loop runs ``trips`` times. A K loop runs twice,
-    each step uncertain, since its count is known at run time only."""
-    return tuple(_expand(thread.nodes, trips, True, {}))
+    """The thread's steps if its tile loop runs ``trips`` times.
+
+    A K loop, whose count is known at run time only, is run twice, and a branch once;
+    whether they happen is in the steps' paths.
+    """
+    return tuple(_expand(thread.nodes, trips, frozenset(), {}, count()))
 
 
 def _top_level(program: Program) -> Iterator[tuple[int, Section, Stmt]]:
@@ -152,21 +167,26 @@ def _flatten(nodes: tuple[Node, ...]) -> Iterator[Site]:
 
 
 def _expand(
-    nodes: tuple[Node, ...], trips: int, certain: bool, env: Mapping[Var, int]
+    nodes: tuple[Node, ...],
+    trips: int,
+    path: frozenset[int],
+    env: Mapping[Var, int],
+    fresh: Iterator[int],
 ) -> Iterator[Step]:
     for node in nodes:
         stmt = node.site.stmt
-        yield Step(node.site, certain, env)
+        yield Step(node.site, path, env)
         if isinstance(stmt, SubtileLoop):
             for i in range(stmt.count):
                 inner = {**env, stmt.index: i}
-                yield from _expand(node.children, trips, certain, inner)
+                yield from _expand(node.children, trips, path, inner, fresh)
             continue
         repeat = trips if isinstance(stmt, TileLoop) else 1
         repeat = 2 if isinstance(stmt, KLoop) else repeat
-        sure = certain and not isinstance(stmt, (KLoop, If))
         for _ in range(repeat):
-            yield from _expand(node.children, trips, sure, env)
+            unsure = isinstance(stmt, (KLoop, If))
+            inside = path | {next(fresh)} if unsure else path
+            yield from _expand(node.children, trips, inside, env, fresh)
 
 
 class _Builder:

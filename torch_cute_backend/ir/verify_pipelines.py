@@ -24,7 +24,7 @@ from torch_cute_backend.ir.printer import print_statement
 from torch_cute_backend.ir.program import Program
 from torch_cute_backend.ir.structure import TileLoop
 from torch_cute_backend.ir.sync import TmemAlloc, TmemFree
-from torch_cute_backend.ir.threads import Site, Step, threads, trace
+from torch_cute_backend.ir.threads import Step, threads, trace
 from torch_cute_backend.ir.values import Buffer, Pipeline, PipelineKind, Role, Space
 from torch_cute_backend.ir.verify_structure import Messages, runs
 
@@ -162,7 +162,8 @@ def _undrained(step: Step, pending: dict[Buffer, Step]) -> Messages:
     effects = step.site.effects
     for effect in effects:
         if isinstance(effect, Drain) and effect.queue is Queue.WGMMA:
-            done = [b for b, m in pending.items() if _surely(step, m.site)]
+            # The drain counts if it runs whenever the MMA did.
+            done = [b for b, mma in pending.items() if step.path <= mma.path]
             for buffer in done if effect.pending == 0 else ():
                 del pending[buffer]
     issues = Issue(Queue.WGMMA) in effects
@@ -175,11 +176,6 @@ def _undrained(step: Step, pending: dict[Buffer, Step]) -> Messages:
             yield f"{stmt} touches {effect.buffer} while wgmma may still write it"
         if issues and effect.buffer.space is Space.RMEM:
             pending[effect.buffer] = step
-
-
-def _surely(drain: Step, mma: Site) -> bool:
-    """Does the drain run whenever the MMA did?"""
-    return drain.certain or drain.site.nesting == mma.nesting
 
 
 class _Bracket:
