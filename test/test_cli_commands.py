@@ -115,6 +115,12 @@ class TestExplain(CliTestCase):
             self.assertEqual(set(remark), {"applied", "rule", "statement", "message"})
         self.assertRegex(report["source_sha256"], r"\A[0-9a-f]{64}\Z")
 
+    @parametrize("arch", ["sm_90a", "sm_100a"])
+    def test_headline_shape_is_pretuned(self, arch):
+        report = self.explain(*GEMM, "--arch", arch)
+        self.assertEqual(report["schedule_source"], "pretuned-exact")
+        self.assertEqual(report["table_row"], "scale_mm_cute_m64_k5120_n5120")
+
     def test_text_says_the_same(self):
         text = self.succeed("explain", *GEMM, "--arch", "sm_90a")
         report = self.explain(*GEMM, "--arch", "sm_90a")
