@@ -1,5 +1,7 @@
 """The text of programs, whole, and its determinism across hash seeds."""
 
+# ruff: noqa: E501  (expected texts are program lines)
+
 from __future__ import annotations
 
 import os

@@ -1,5 +1,7 @@
 """partition_roles: the rewrite as text, what it clones, and when it is not legal."""
 
+# ruff: noqa: E501  (expected texts are program lines)
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -506,8 +508,10 @@ class TestLegality(TestCase):
 
     def test_reason_text(self):
         self.assertExpectedInline(
-            status(free_after_loop(FREE)),
-            """P3: unordered accesses of tAcc: free in TmemFree(buffer=tAcc, columns=128) and read in [mma] Mma(accumulator=tAcc, a=sA, b=sB, pipeline=ab, index=k); P3: unordered accesses of tAcc: free in TmemFree(buffer=tAcc, columns=128) and read in [epilogue] TmemLoad(source=tAcc, target=r_acc, pipeline=acc, subtile=sub)""",
+            status(free_after_loop(FREE)).replace("; ", "\n"),
+            """\
+P3: unordered accesses of tAcc: read in [mma] Mma(accumulator=tAcc, a=sA, b=sB, pipeline=ab, index=k) and free in TmemFree(buffer=tAcc, columns=128)
+P3: unordered accesses of tAcc: read in [epilogue] TmemLoad(source=tAcc, target=r_acc, pipeline=acc, subtile=sub) and free in TmemFree(buffer=tAcc, columns=128)""",
         )
 
     def test_loads_do_not_change_their_source(self):

@@ -52,7 +52,8 @@ class Access:
 
 @dataclass(frozen=True)
 class Race:
-    """Two conflicting accesses without order, or one that outlives the CTA."""
+    """Two conflicting accesses without order, in the order of the text, or one that
+    outlives the CTA."""
 
     first: Access
     second: Access | None
@@ -66,13 +67,21 @@ class Race:
 
     @property
     def statement(self) -> Stmt:
-        """The statement to name first: the later one, where order is evident."""
+        """The statement to name: the later one."""
         return (self.second or self.first).site.stmt
 
     def __str__(self) -> str:
         if self.second is None:
             return f"{self.what}: {self.first}"
         return f"{self.what}: {self.first} and {self.second}"
+
+
+def unordered(x: Access, y: Access) -> Race:
+    def place(a: Access) -> tuple[bool, int, int]:
+        return a.site.section.after_loop, a.site.top, a.site.order
+
+    first, second = sorted((x, y), key=place)
+    return Race(first, second, f"unordered accesses of {x.buffer}")
 
 
 def memory_effects(effects: tuple[Effect, ...]) -> tuple[MemoryEffect, ...]:

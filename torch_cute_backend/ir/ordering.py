@@ -29,6 +29,7 @@ from torch_cute_backend.ir.accesses import (
     conflict,
     conflicts,
     side,
+    unordered,
 )
 from torch_cute_backend.ir.dataflow import MmaDrain
 from torch_cute_backend.ir.effects import (
@@ -77,7 +78,7 @@ class _Check:
         for one, other in combinations(self.threads, 2):
             for x, y in conflicts(accesses(one), accesses(other)):
                 if not self._ordered(x, y):
-                    yield Race(x, y, f"unordered accesses of {x.buffer}")
+                    yield unordered(x, y)
         for thread in self.threads:
             yield from self._within(thread)
         yield from lifetime_races(self.program, self.threads, self.syncs, self._settled)
@@ -171,7 +172,7 @@ class _Check:
             else:
                 fine = self._ordered_within(thread.role, x, y)
             if not fine:
-                yield Race(x, y, f"unordered accesses of {x.buffer}")
+                yield unordered(x, y)
 
     def _ordered_within(self, role: Role, x: Access, y: Access) -> bool:
         if self._by_sync(x, y):
