@@ -31,6 +31,7 @@ class MBarrier:
         self.loads = 0
         self.init_agent = 0
         self.init_clock = 0
+        self.init_fenced = False
 
     def complete(self, parity: int) -> bool:
         """Has the phase with this parity completed?"""

@@ -83,6 +83,7 @@ class WarpState:
         self.agent = cluster.clocks.add(self.name, generic=True)
         self.clock = AgentClock(cluster.clocks, self.agent)
         self.fenced: np.ndarray | None = None
+        self.fresh_mbarriers: list[MBarrier] = []
         self.checks = cluster.engine.checks
         defaults = [False if bits == 1 else 0 for bits in program.flow.bits]
         alive = LANE + 32 * index < cta.threads

@@ -12,6 +12,17 @@ from .ops_memory import MemoryOps
 _OFFSET = SHARED_WINDOW - 1
 
 
+class Waiting:
+    """What a blocked warp waits for, with the state at the time of asking."""
+
+    def __init__(self, text: str, barrier: object) -> None:
+        self.text = text
+        self.barrier = barrier
+
+    def __str__(self) -> str:
+        return self.text.format(self.barrier)
+
+
 class SyncOps(MemoryOps):
     """Barriers and fences; blocking methods return a false value while the warp must wait."""
 
@@ -39,6 +50,7 @@ class SyncOps(MemoryOps):
         barrier = MBarrier(at, count, self.cluster.clocks.rows(), self.engine.wake)
         barrier.init_agent, barrier.init_clock = self.agent, self.clock.epoch()
         cta.mbarriers[at] = barrier
+        self.fresh_mbarriers.append(barrier)
 
     def mbar_inval(self, g: Group, address: Value, line: int) -> None:
         """mbarrier.inval."""
@@ -64,6 +76,11 @@ class SyncOps(MemoryOps):
             self.report(
                 "race", f"mbarrier {barrier.address:#x} of CTA {cta.label} is used, but its init is not "
                 "ordered before", line,
+            )
+        if order is not None and not barrier.init_fenced:
+            self.report(
+                "proxy", f"mbarrier {barrier.address:#x} of CTA {cta.label} is used by the async proxy, "
+                "but no fence.mbarrier_init or fence.proxy.async followed its init", line,
             )
         return barrier, cta
 
@@ -113,12 +130,12 @@ class SyncOps(MemoryOps):
         if self.poll != key:
             self.poll = key
             return False
-        self.block(barrier, f"parity {odd} of {barrier}", line)
+        self.block(barrier, f"parity {odd} of {{}}", line)
         return None
 
     def block(self, barrier: object, reason: str, line: int) -> None:
-        """Wait until the barrier object wakes this warp."""
-        self.waiting = reason
+        """Wait until the barrier object wakes this warp; the reason is formatted when needed."""
+        self.waiting = Waiting(reason, barrier)
         self.wait_line = line
         barrier.waiters.append(self)  # type: ignore[attr-defined]
 
@@ -152,7 +169,7 @@ class SyncOps(MemoryOps):
             self.token = None
             self.clock.acquire(barrier.done)
             return True
-        self.block(barrier, str(barrier), line)
+        self.block(barrier, "{}", line)
         return False
 
     def bar_arrive(self, g: Group, number: Value, count: Value | None, line: int) -> None:
@@ -182,12 +199,13 @@ class SyncOps(MemoryOps):
             self.cluster_token = None
             self.clock.acquire(barrier.done)
             return True
-        self.block(barrier, str(barrier), line)
+        self.block(barrier, "{}", line)
         return False
 
     def fence_async(self) -> None:
         """fence.proxy.async."""
         self.clock.fence_async()
+        self._publish_mbarriers()
 
     def fence_thread(self) -> None:
         """fence.acq_rel / membar: what precedes may be published by a relaxed arrive."""
@@ -197,6 +215,12 @@ class SyncOps(MemoryOps):
     def fence_mbarrier_init(self) -> None:
         """fence.mbarrier_init.release.cluster: mbarrier inits may be published."""
         self.fenced = self.clock.release().copy()
+        self._publish_mbarriers()
+
+    def _publish_mbarriers(self) -> None:
+        for barrier in self.fresh_mbarriers:
+            barrier.init_fenced = True
+        self.fresh_mbarriers.clear()
 
     cluster_token: int | None = None
 

@@ -337,7 +337,7 @@ class Tcgen05Ops(WgmmaOps):
             homes = [where & 0xFFFFFF | rank << 24 for rank in range(16) if bits >> rank & 1]
         targets = []
         for home in homes:
-            barrier, cta = self.find_mbar(home, line)
+            barrier, cta = self.find_mbar(home, line, self.clock.rows[0])
             if barrier is not None and cta is not None:
                 if cta is not self.cta:
                     self.note_remote(cta, core.agent, core.clock, line)
