@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from torch_cute_backend.arch.sm90 import MMA_M, WARPGROUP_THREADS
+from torch_cute_backend.arch.sm90 import MMA_M, WARP_THREADS, WARPGROUP_THREADS
 from torch_cute_backend.codegen import names
 from torch_cute_backend.codegen.emit import Emitter, emits
 from torch_cute_backend.codegen.emit_epilogue import emit_graph
 from torch_cute_backend.dtypes import dtype
-from torch_cute_backend.epilogue.graph import EpilogueGraph, InputKind
+from torch_cute_backend.epilogue.graph import InputKind
 from torch_cute_backend.ir import dataflow as flow
 from torch_cute_backend.ir import sync
 from torch_cute_backend.ir.expr import Expr
@@ -280,8 +280,8 @@ class Sm90Emitter(Emitter):
                 )
             elif kind is InputKind.ROW:
                 self._load_rows(source, target, s.tile)
-            elif s.subtile is not None and kind is InputKind.COL:
-                self._load_columns(source, target, s.tile, s.subtile)
+            elif kind is InputKind.COL:
+                self._load_columns(source, target, s.tile)
             elif s.subtile is not None:
                 self._load_full(source, target, s.tile, s.subtile)
 
@@ -302,16 +302,17 @@ class Sm90Emitter(Emitter):
             )
 
     def _load_columns(
-        self, source: Buffer, target: Buffer, tile: tuple[Expr, Expr], subtile: Var
+        self, source: Buffer, target: Buffer, tile: tuple[Expr, Expr]
     ) -> None:
+        """The tile's columns, one a lane: coalesced, and few registers. The threads
+        that need a column get it by a shuffle."""
         out, regs = self.out, names.registers(target)
-        column = _fragment("c", "0", "j", self.schedule.epi_n, "0")
-        out.line(f"{regs} = cute.make_rmem_tensor((2, EPI_N // 8), Float32)")
-        with self._elements("j", "c"):
-            out.line(f"col = {self._column(tile, subtile)} + tCcD[{column}][1]")
+        count = -(-self.schedule.tile_n // WARP_THREADS)
+        out.line(f"{regs} = cute.make_rmem_tensor({count}, Float32)")
+        with out.block(f"for i in range_constexpr({count}):"):
+            out.line(f"col = {tile[1]} * TILE_N + i * {WARP_THREADS} + tidx % 32")
             out.line(
-                f"{regs}[c, j] = {names.gmem(source)}[cutlass.min(col, n - 1)]"
-                ".to(Float32)"
+                f"{regs}[i] = {names.gmem(source)}[cutlass.min(col, n - 1)].to(Float32)"
             )
 
     def _load_full(
@@ -330,29 +331,51 @@ class Sm90Emitter(Emitter):
     @emits(flow.EpilogueApply)
     def epilogue_apply(self, s: flow.EpilogueApply) -> None:
         group = "j" if self._one_subtile() else f"{s.subtile} * (EPI_N // 8) + j"
-        acc = f"{names.registers(s.source)}[{_fragment('c', 'r', group, self.schedule.tile_n)}]"
-        with self._elements("i", "j", "r", "c"):
-            emit_graph(
-                self.out,
-                s.graph,
-                acc,
-                lambda i: self._input(s.graph, i, s.inputs[i]),
-                lambda i, v: (
-                    f"{names.registers(s.targets[i])}[{self._element()}] = {v}"
-                ),
-            )
+        element = _fragment("c", "r", group, self.schedule.tile_n)
+        kinds = [i.kind for i in s.graph.inputs]
+        columns = [
+            b for b, k in zip(s.inputs, kinds, strict=True) if k is InputKind.COL
+        ]
+        with self._elements("j", "c"):
+            for buffer in columns:
+                self._shuffle_column(buffer, group)
+            with self._elements("i", "r"):
+                emit_graph(
+                    self.out,
+                    s.graph,
+                    f"{names.registers(s.source)}[{element}]",
+                    lambda i: self._input(kinds[i], s.inputs[i]),
+                    lambda i, v: (
+                        f"{names.registers(s.targets[i])}[{self._element()}] = {v}"
+                    ),
+                )
+
+    def _shuffle_column(self, buffer: Buffer, group: str) -> None:
+        """Lane t of a warp holds columns 2 * (t % 4) + c of each group of eight."""
+        regs = names.registers(buffer)
+        self.out.line(
+            f"first = 8 * ({group}) + c" if "+" in group else "first = 8 * j + c"
+        )
+        self.out.call(
+            f"{_column(buffer)} = cute.arch.shuffle_sync(",
+            (
+                f"{regs}[first // {WARP_THREADS}]",
+                f"first % {WARP_THREADS} + 2 * (tidx % 4)",
+            ),
+        )
 
     def _one_subtile(self) -> bool:
         return self.schedule.tile_n == self.schedule.epi_n
 
-    def _input(self, graph: EpilogueGraph, index: int, buffer: Buffer) -> str:
+    def _input(self, kind: InputKind, buffer: Buffer) -> str:
+        if kind is InputKind.COL:
+            return _column(buffer)
         at = {
             InputKind.SCALAR: "",
             InputKind.ROW: "[r, i]",
-            InputKind.COL: "[c, j]",
             InputKind.FULL: f"[{self._element()}]",
         }
-        return names.registers(buffer) + at[graph.inputs[index].kind]
+        return names.registers(buffer) + at[kind]
 
     @emits(flow.SmemStore)
     def smem_store(self, s: flow.SmemStore) -> None:
@@ -398,6 +421,11 @@ class Sm90Emitter(Emitter):
                 header = f"for {index} in range_constexpr({extent[index]}):"
                 stack.enter_context(self.out.block(header))
             yield
+
+
+def _column(buffer: Buffer) -> str:
+    """This column's value of a column input."""
+    return f"{buffer.name.removeprefix('r_')}_col"
 
 
 def _fragment(c: str, r: str, j: str, columns: int, i: str = "i") -> str:

@@ -159,7 +159,12 @@ def _tile_loop(
     kind = SchedulerKind(schedule.scheduler)
     scheduler = Scheduler("tiles", kind)
     tiles = BinOp("*", Param("tiles_m"), Param("tiles_n"))
-    body: list[Stmt] = [*_coordinates(schedule), *_load(res), *_mma(res)]
+    inputs = prefetched_inputs(problem, res, (Ref(TILE_M), Ref(TILE_N)))
+    body: list[Stmt] = [*_coordinates(schedule), *_load(res)]
+    # The same warps compute the mainloop and the epilogue, or others do: either way
+    # the inputs are requested before the accumulator is ready.
+    one_role = res.mma == res.epilogue
+    body.extend((*inputs, *_mma(res)) if one_role else (*_mma(res), *inputs))
     body.extend(_epilogue(problem, schedule, res))
     # The plain form overlaps nothing between tiles: no warp starts a tile before
     # every warp has finished the one before it.
@@ -274,7 +279,7 @@ def _epilogue(
     role = res.epilogue
     tile = (Ref(TILE_M), Ref(TILE_N))
     inside: list[Stmt] = []
-    before: list[Stmt] = list(prefetched_inputs(problem, res, tile))
+    before: list[Stmt] = []
     after: list[Stmt] = []
     if res.acc_pipe is not None:
         before.append(ConsumerWait(role=role, pipeline=res.acc_pipe))

@@ -27,16 +27,13 @@ def register_copy(buffer: Buffer) -> Buffer:
     return Buffer(f"r_{buffer.name}", Space.RMEM, "float32")
 
 
-def _early_kinds(res: DenseResources) -> tuple[InputKind, ...]:
-    """Inputs that take few registers a tile. With tensor memory the epilogue's warps
-    have time to spare, and keep columns one a lane."""
-    few = (InputKind.SCALAR, InputKind.ROW)
-    return few if res.tmem is None else (*few, InputKind.COL)
+EARLY_KINDS = (InputKind.SCALAR, InputKind.ROW, InputKind.COL)
+"""Inputs that take few registers a tile (columns are kept one a lane)."""
 
 
 def prefetched_inputs(problem: GemmProblem, res: DenseResources, tile: Tile) -> Body:
-    """Inputs read once a tile, before the accumulator is waited for."""
-    chosen = _inputs(problem, res, _early_kinds(res))
+    """Inputs read once a tile, before its mainloop: their latency passes behind it."""
+    chosen = _inputs(problem, res, EARLY_KINDS)
     if not chosen:
         return ()
     return (
@@ -60,8 +57,7 @@ def epilogue_statements(
     """One subtile: load inputs, compute, store every output."""
     role, graph = res.epilogue, problem.epilogue
     statements: list[Stmt] = []
-    early = _early_kinds(res)
-    varying = _inputs(problem, res, tuple(k for k in InputKind if k not in early))
+    varying = _inputs(problem, res, (InputKind.FULL,))
     if varying:
         statements.append(
             EpilogueLoad(
