@@ -19,7 +19,9 @@ from concurrent.futures import Future, as_completed
 from pathlib import Path
 
 from torch_cute_backend.arch import ArchSpec, arch_spec
+from torch_cute_backend.bench import manifest
 from torch_cute_backend.bench.cases import Case, parse_shapes, suite
+from torch_cute_backend.bench.manifest import Kind, Listed, Slot
 from torch_cute_backend.build import build_kernel
 from torch_cute_backend.codegen.source import KernelSource
 from torch_cute_backend.errors import CuteBackendError
@@ -36,12 +38,18 @@ def main() -> int:
     args = _arguments()
     arch = arch_spec(args.arch)
     cache = KernelCache(args.cache)
-    sources = dict(_sources(args, arch))
+    slots = dict(_sources(args, arch))
+    sources = {cache_key(source): source for source in slots.values()}
     missing = {k: s for k, s in sources.items() if cache.load(k) is None}
     print(f"{len(sources)} kernels, {len(missing)} to compile", flush=True)
     failed = _compile(missing, cache, args.workers, args.budget)
     if args.prune:
         _prune(cache, set(sources))
+    listed = {e.key: Listed(e.key, e.name, e.gate.reasons) for e in cache.entries()}
+    keys = ((slot, cache_key(source)) for slot, source in slots.items())
+    manifest.write(
+        args.cache, [(slot, listed[key]) for slot, key in keys if key in listed]
+    )
     size = sum(e.size_bytes for e in cache.entries())
     print(f"{args.cache}: {size / 2**20:.1f} MiB, {failed} kernels failed")
     if args.pack is not None:
@@ -74,23 +82,25 @@ def _cases(args: argparse.Namespace) -> Iterator[Case]:
 
 def _sources(
     args: argparse.Namespace, arch: ArchSpec
-) -> Iterator[tuple[str, KernelSource]]:
-    """Cache key and source of every kernel that the suites may want."""
-    seen = set()
+) -> Iterator[tuple[Slot, KernelSource]]:
+    """Every kernel that the suites may want."""
+    seen: set[Slot] = set()
     for case in _cases(args):
         wanted = [(Accum.FAST, args.top)]
         if case.kind == "fp8":
             wanted.append((Accum.EXACT, args.exact_top))
         for accum, limit in wanted:
             for schedule in search.candidates(case, accum, arch, limit):
-                if (case.kind, accum, schedule) in seen:
+                problem = case.problem(accum)
+                slot = (arch.name, Kind.of(problem), schedule)
+                if slot in seen:
                     continue
-                seen.add((case.kind, accum, schedule))
-                built = build_kernel(case.problem(accum), schedule, arch)
+                seen.add(slot)
+                built = build_kernel(problem, schedule, arch)
                 if isinstance(built, Status):
                     print(f"{case.describe()} {schedule.describe()}: {built}")
                     continue
-                yield cache_key(built.source), built.source
+                yield slot, built.source
 
 
 def _compile(
@@ -143,6 +153,7 @@ def pack(cache: KernelCache, target: Path) -> None:
     with tarfile.open(draft, "w:xz") as archive:
         for entry in cache.entries():
             archive.add(entry.folder, f"entries/{entry.key}")
+        archive.add(cache.root / manifest.FILE, manifest.FILE)
     draft.replace(target)
 
 

@@ -66,7 +66,7 @@ def _rms(x: torch.Tensor) -> torch.Tensor:
 
 
 RunOne = Callable[..., object]
-"""``run(a, b, *scales, out=[tensor])`` with b as (K, N)."""
+"""``run(a, b, out, *scales)`` with b as (N, K)."""
 
 
 def sweep_exact(
@@ -89,7 +89,7 @@ def sweep_exact(
             want = want * scales[0][:, None] * scales[1][None, :]
         kind = getattr(torch, problem.a_dtype.name)
         out = torch.full((m, n), float("nan"), dtype=torch.bfloat16, device=device)
-        run(a.to(kind), b.to(kind).t(), *scales, out=[out])
+        run(a.to(kind), b.to(kind), out, *scales)
         bad = int((out != want.to(torch.bfloat16)).sum())
         if bad:
             wrong.append(f"{m}x{n}x{k}: {bad} of {m * n} elements")

@@ -30,7 +30,7 @@ from torch_cute_backend.bench import check, protocol, providers, results
 from torch_cute_backend.bench.cases import Case, Inputs, bytes_per_set, make_inputs
 from torch_cute_backend.errors import CuteBackendError, UserError
 from torch_cute_backend.problem import Accum
-from torch_cute_backend.runtime import device, gemm, launch
+from torch_cute_backend.runtime import device, launch
 from torch_cute_backend.runtime.worker import private_stdout
 from torch_cute_backend.schedule import GemmSchedule
 
@@ -141,14 +141,17 @@ def sweep(request: dict[str, Any]) -> dict[str, Any]:
     schedule = GemmSchedule.from_json(request["schedule"])
     case = Case("sweep", request["kind"], (128, 128, 128))
     problem = case.problem(Accum(request["accum"]))
-    built = providers.build(problem, schedule, _arch())
+    kernel, name = providers.kernel_for(
+        problem, schedule, _arch(), bool(request.get("cached_only"))
+    )
     shapes = [(m, n, k) for m, n, k in request["shapes"]]
+    ctas = request.get("num_ctas") or device.sm_count(torch.cuda.current_device())
 
-    def run(*args: Any, **kwargs: Any) -> object:
-        return gemm.run(built, *args, num_ctas=request.get("num_ctas"), **kwargs)
+    def run(*tensors: torch.Tensor) -> None:
+        kernel(*tensors, ctas)
 
     right, wrong = check.sweep_exact(problem, shapes, run)
-    return {"kernel": built.source.name, "right": right, "wrong": wrong}
+    return {"kernel": name, "right": right, "wrong": wrong}
 
 
 def environment(request: dict[str, Any]) -> dict[str, Any]:

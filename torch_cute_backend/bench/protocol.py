@@ -56,7 +56,7 @@ def capture(calls: Sequence[Call]) -> Captured:
         The graph and the number of calls in it.
     """
     repeats = max(1, -(-MIN_CALLS // len(calls)))
-    side = torch.cuda.Stream()
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(side):
@@ -105,8 +105,10 @@ def time_graphs(
 
 
 def _replay_us(graph: torch.cuda.CUDAGraph) -> float:
-    start = torch.cuda.Event(enable_timing=True)
-    end = torch.cuda.Event(enable_timing=True)
+    start, end = (
+        torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        for _ in range(2)
+    )
     start.record()
     graph.replay()
     end.record()

@@ -8,10 +8,12 @@ wrote ``Inputs.out``. Optional peers are in ``peers``; a person's own are files,
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +22,7 @@ import torch
 
 from torch_cute_backend import config
 from torch_cute_backend.arch.spec import ArchSpec
+from torch_cute_backend.bench import manifest
 from torch_cute_backend.bench.cases import Inputs
 from torch_cute_backend.bench.protocol import Call
 from torch_cute_backend.bench.results import OURS
@@ -28,7 +31,7 @@ from torch_cute_backend.errors import UserError
 from torch_cute_backend.problem import Accum, GemmProblem
 from torch_cute_backend.runtime import device
 from torch_cute_backend.runtime.cache import KernelCache, cache_key
-from torch_cute_backend.runtime.launch import load_kernel
+from torch_cute_backend.runtime.launch import Kernel, load_kernel
 from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.status import Status
 
@@ -78,21 +81,43 @@ def build(problem: GemmProblem, schedule: GemmSchedule, arch: ArchSpec) -> Kerne
     return result
 
 
+def kernel_for(
+    problem: GemmProblem,
+    schedule: GemmSchedule,
+    arch: ArchSpec,
+    cached_only: bool = False,
+) -> tuple[Kernel, str]:
+    """Our kernel and its name: from the cache's manifest, or built.
+
+    Raises:
+        UserError: it cannot be built, or it is in no cache and ``cached_only``.
+    """
+    listed = _manifest(config.get().cache_dir).find(arch.name, problem, schedule)
+    if listed is not None:
+        return load_kernel(listed.key), listed.name
+    source = build(problem, schedule, arch).source
+    if cached_only and KernelCache().load(cache_key(source)) is None:
+        raise UserError(f"{source.name} is not in the kernel cache")
+    return load_kernel(source), source.name
+
+
+_manifest = functools.cache(manifest.read)
+
+
 def ours(request: Request) -> Prepared:
     """One launch of our kernel per input set."""
     if request.schedule is None:
         raise UserError("our kernel needs a schedule")
-    source = build(request.problem, request.schedule, request.arch).source
-    if request.cached_only and KernelCache().load(cache_key(source)) is None:
-        raise UserError(f"{source.name} is not in the kernel cache")
-    kernel = load_kernel(source)
+    kernel, name = kernel_for(
+        request.problem, request.schedule, request.arch, request.cached_only
+    )
     sms = device.sm_count(torch.cuda.current_device())
 
     def call(x: Inputs) -> Call:
         scales = () if x.scale_a is None else (x.scale_a, x.scale_b)
         return lambda: kernel(x.a, x.b, x.out, *scales, sms)
 
-    return Prepared([call(x) for x in request.sets], source.name)
+    return Prepared([call(x) for x in request.sets], name)
 
 
 def aten(request: Request) -> Prepared:
@@ -170,7 +195,7 @@ def t_read(request: Request) -> Prepared:
     words = [read_kernel.words_of(x.b) for x in request.sets]
 
     def calls(c: read_kernel.ReadConfig, sums: torch.Tensor) -> list[Call]:
-        return [lambda w=w: read_kernel.read(w, sums, c) for w in words]
+        return [partial(read_kernel.read, w, sums, c) for w in words]
 
     tried = {}
     for c in read_kernel.CONFIGS:

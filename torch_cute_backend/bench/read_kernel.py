@@ -36,8 +36,8 @@ CONFIGS = (
 )
 
 
-@triton.jit
-def _read(words, sums, count, BLOCK: tl.constexpr):  # noqa: ANN001, ANN202
+@triton.jit  # type: ignore[untyped-decorator]
+def _read(words, sums, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     program = tl.program_id(0)
     stride = tl.num_programs(0) * BLOCK
     lanes = tl.arange(0, BLOCK)

@@ -175,6 +175,7 @@ class Session:
             "schedule": schedule.to_json(),
             "shapes": list(shapes),
             "num_ctas": num_ctas,
+            "cached_only": self._cached_only,
         }
         try:
             return self._call(request, timeout_s)

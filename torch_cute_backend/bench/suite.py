@@ -21,8 +21,10 @@ from torch_cute_backend.errors import UserError
 from torch_cute_backend.problem import Accum
 from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.tuning import lookup, model
+from torch_cute_backend.tuning.table import RowKey, TableRow, load_table
 
-PROTOCOLS = {"cold": "graph-cold", "warm": "graph-warm"}
+PROTOCOLS = ("cold", "warm")
+"""CUDA graphs over rotating input sets, or over one; see ``protocol``."""
 DEFAULT_PROVIDERS = (results.OURS, "aten", "t_read")
 
 Say = Callable[[str], None]
@@ -35,9 +37,10 @@ class Options:
     Attributes:
         out: jsonl file to append to.
         providers: names, see ``providers.provider``.
-        schedules: ``"table"`` (what ``tuning.choose`` takes), ``"top:N"`` (the look-up's
-            first N candidates) or ``"all"`` (every schedule of the model's list).
-        protocols: keys of :data:`PROTOCOLS`.
+        schedules: ``"table"`` (what ``tuning.choose`` takes), ``"top:N"`` (the first N
+            candidates of the look-up) or ``"all"`` (the model's whole list).
+        table: a table file whose row for the shape is timed too, as source "tuned".
+        protocols: of :data:`PROTOCOLS`.
         shapes: instead of the suite's own.
         again: also cases that are in ``out`` already.
         cached_only: leave out kernels that would have to be compiled.
@@ -52,10 +55,15 @@ class Options:
     budget_s: float | None = None
     again: bool = False
     cached_only: bool = False
+    table: Path | None = None
 
 
 def schedules_for(
-    case: Case, accum: Accum, arch: ArchSpec, which: str
+    case: Case,
+    accum: Accum,
+    arch: ArchSpec,
+    which: str,
+    rows: Sequence[TableRow] = (),
 ) -> list[tuple[GemmSchedule, str, bool]]:
     """Schedules to time with their sources; True marks what ``choose`` takes.
 
@@ -73,13 +81,17 @@ def schedules_for(
         known = {schedule for schedule, _, _ in found}
         listed = [s for s in model.tiles(problem, arch) if s not in known]
         found += [(s, "model", False) for s in listed]
-    return found
+    key = RowKey.of(problem)
+    tuned = [row.schedule for row in rows if row.key == key]
+    known = {schedule for schedule, _, _ in found}
+    return found + [(s, "tuned", False) for s in tuned if s not in known]
 
 
 def entries_for(
     suite: Suite, case: Case, arch: ArchSpec, options: Options
 ) -> list[Entry]:
     """Everything to time together for one shape."""
+    rows = load_table(options.table) if options.table else ()
     accums = [Accum.FAST]
     if case.kind == "fp8" and suite.exact:
         accums.append(Accum.EXACT)
@@ -90,7 +102,7 @@ def entries_for(
                 Entry(name, accum.value, schedule, source, chosen)
                 for accum in accums
                 for schedule, source, chosen in schedules_for(
-                    case, accum, arch, options.schedules
+                    case, accum, arch, options.schedules, rows
                 )
             ]
         elif name == "aten" and case.kind == "fp8":
@@ -190,7 +202,7 @@ def run(suite: Suite, options: Options, session: Session, say: Say = print) -> i
     for i, (case, protocol) in enumerate(jobs):
         head = f"[{i + 1:3}/{len(jobs)}] {suite.name} {case.describe()} {protocol}"
         entries = entries_for(suite, case, arch, options)
-        keys = [entry_key(case, e, PROTOCOLS[protocol]) for e in entries]
+        keys = [entry_key(case, e, protocol) for e in entries]
         if all(key in known for key in keys):
             say(f"{head}: done before")
             continue
@@ -200,9 +212,7 @@ def run(suite: Suite, options: Options, session: Session, say: Say = print) -> i
         outcome = session.measure(
             case, entries, cold=protocol == "cold", rounds=options.rounds
         )
-        written += record(
-            options.out, facts["environment"], case, outcome, PROTOCOLS[protocol]
-        )
+        written += record(options.out, facts["environment"], case, outcome, protocol)
         say(f"{head}: {summary(outcome)} | {deadline}")
     return written
 

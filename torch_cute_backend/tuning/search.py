@@ -2,27 +2,26 @@
 
 Candidates are timed in a child process (``bench.session``): a kernel that crashes or
 hangs costs its own entry only. All are timed briefly, the best are timed again beside
-ATen, and the winner becomes a table row with its provenance.
+ATen, and the winner becomes a table row.
 """
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch_cute_backend.arch import ArchSpec
+from torch_cute_backend.bench import suite
 from torch_cute_backend.bench.cases import Case
 from torch_cute_backend.bench.protocol import ROUNDS, Timing
 from torch_cute_backend.bench.results import OURS
 from torch_cute_backend.bench.session import Deadline, Entry, Outcome, Session
 from torch_cute_backend.problem import Accum
 from torch_cute_backend.schedule import GemmSchedule
-from torch_cute_backend.tuning import lookup, model
-from torch_cute_backend.tuning.table import RowKey, TableRow, parse_row
+from torch_cute_backend.tuning import lookup, model, publish
+from torch_cute_backend.tuning.table import RowKey, TableRow
 
 BRIEF_ROUNDS = 3
 FINALISTS = 6
@@ -105,74 +104,35 @@ def search(
     return Found(case, accum, brief, final)
 
 
-def table_row(found: Found, environment: dict[str, Any]) -> TableRow | None:
-    """The winner as a table row; None if nothing of ours could be timed.
+PROTOCOL = "cold"
+BRIEF = "brief-cold"
+"""Protocol of rows that were timed in few rounds only."""
 
-    ``margin`` is the best peer's time over ours.
+
+def record(out: Path, environment: dict[str, Any], found: Found) -> None:
+    """Append everything that was measured to a results file, suite ``tune``.
+
+    Finalists appear twice: as timed briefly among all candidates, and with the peers.
     """
-    if not found.ranking:
+    suite.record(out, environment, found.case, found.final, PROTOCOL)
+    suite.record(out, environment, found.case, found.brief, BRIEF)
+
+
+def is_known(
+    known: set[str], case: Case, accum: Accum, schedules: Sequence[GemmSchedule]
+) -> bool:
+    """Does a results file hold all of these already? See ``suite.known_keys``."""
+    entries = [Entry(OURS, accum.value, s) for s in schedules]
+    return all(suite.entry_key(case, e, BRIEF) in known for e in entries)
+
+
+def table_row(found: Found, environment: dict[str, Any]) -> TableRow | None:
+    """The winner as a table row; None if ours or no peer could be timed."""
+    if not found.ranking or found.best_peer is None:
         return None
-    entry, timing = found.ranking[0]
+    (entry, timing), (peer, peer_timing) = found.ranking[0], found.best_peer
     if entry.schedule is None:
         return None
     key = RowKey.of(found.case.problem(found.accum))
-    provenance: dict[str, Any] = {
-        "kind": "measured",
-        "gpu": environment["gpu"],
-        "date": environment["date"],
-        "commit": environment["commit"],
-        "us": round(timing.us, 3),
-    }
-    if found.best_peer is not None:
-        peer, peer_timing = found.best_peer
-        provenance["peer"] = peer.label
-        provenance["margin"] = round(peer_timing.us / timing.us, 3)
-    return TableRow(
-        row_name(key), key, entry.schedule, tuple(sorted(provenance.items()))
-    )
-
-
-def row_name(key: RowKey) -> str:
-    """``fp8-rowwise_fast_m64_k5120_n5120``; majors only where not both K."""
-    majors = key.a_major + key.b_major
-    tail = "" if majors == "kk" else f"_{majors}"
-    return f"{key.family}_{key.accum}_m{key.m}_k{key.k}_n{key.n}{tail}"
-
-
-def merge_rows(path: Path, rows: Sequence[TableRow]) -> int:
-    """Write ``rows`` into a table, replacing rows of the same key but keeping their
-    names. Rows that do not parse are kept as they are. Returns how many rows it has.
-
-    The file is replaced in one step, so a reader never sees half a table.
-    """
-    content = json.loads(path.read_text()) if path.exists() else {"rows": []}
-    new = {row.key: row for row in rows}
-    merged: list[dict[str, Any]] = []
-    for raw in content["rows"]:
-        key = _key_of(raw)
-        row = new.pop(key, None) if key is not None else None
-        merged.append(raw if row is None else {**row.to_json(), "name": raw["name"]})
-    merged += [row.to_json() for row in new.values()]
-    content["rows"] = merged
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(f".{os.getpid()}.tmp")
-    draft.write_text(format_table(content))
-    draft.replace(path)
-    return len(merged)
-
-
-def format_table(content: dict[str, Any]) -> str:
-    """JSON with one row a line, so that a diff shows what changed."""
-    rest = {k: v for k, v in content.items() if k != "rows"}
-    head = "".join(f" {json.dumps(k)}: {json.dumps(v)},\n" for k, v in rest.items())
-    rows = ",\n".join(f"  {json.dumps(row)}" for row in content["rows"])
-    return f'{{\n{head} "rows": [\n{rows}\n ]\n}}\n'
-
-
-def _key_of(raw: dict[str, Any]) -> RowKey | None:
-    from torch_cute_backend.errors import TableError
-
-    try:
-        return parse_row(raw).key
-    except TableError:
-        return None
+    best = (peer.label, peer_timing.us)
+    return publish.measured_row(key, entry.schedule, timing, best, environment)
