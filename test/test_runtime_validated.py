@@ -126,6 +126,15 @@ class TestUsable(TestCase):
         with self.assertLogs(validated.log, logging.WARNING):
             self.assertEqual(self.verdict("pass")[1], 1)
 
+    def test_an_unsafe_cache_folder_turns_the_class_off(self):
+        self.verdict("pass")
+        config.get().cache_dir.chmod(0o777)
+        validated.forget()
+        with self.assertLogs(validated.log, logging.WARNING):
+            verdict, runs = self.verdict("pass")
+        self.assertIn("writable by others", str(verdict))
+        self.assertEqual(runs, 0)
+
     def test_never_run_on_hardware(self):
         with mock.patch.object(validated, "RECORDS", ()):
             self.assertEqual(validated.describe(KERNELS), "never run on hardware")

@@ -75,7 +75,7 @@ def _parse(name: str, text: str, like: object) -> Any:
             return _BOOLEANS[text.strip().lower()]
         if isinstance(like, (int, float)):
             value = type(like)(text)
-            if value <= 0:
+            if not 0 < value < float("inf"):
                 raise ValueError(text)
             return value
     except (KeyError, ValueError) as error:

@@ -43,6 +43,8 @@ FORMAT = 1
 _RECORD, _SOURCE = "record.json", "kernel.json"
 OBJECT, SHARED = "kernel.o", "kernel.so"
 _TEXT, _CUBIN = "kernel.py", "kernel.cubin"
+VERDICTS = "selftest"
+"""Subfolder of self-test verdicts, see ``validated``."""
 _LINK_TIMEOUT_S = 60
 
 
@@ -126,7 +128,8 @@ class KernelCache:
     def store(self, compiled: CompiledKernel) -> CacheEntry:
         """Publish a kernel; an intact entry of the same key is kept as it is."""
         key = cache_key(compiled.source)
-        self._make_folders()
+        for folder in (self._entries, self._staging):
+            self.private_folder(folder.name)
         staged = self._staging / f"{key[:16]}-{os.getpid()}-{secrets.token_hex(4)}"
         staged.mkdir(mode=0o700)
         try:
@@ -157,12 +160,16 @@ class KernelCache:
         return problems
 
     def clear(self) -> int:
-        """Delete all entries; returns how many. Loaded kernels keep working."""
+        """Delete all entries and self-test verdicts; returns how many entries.
+
+        Kernels that are loaded keep working.
+        """
         keys = self._keys()
         for key in keys:
             shutil.rmtree(self._entries / key, ignore_errors=True)
-        if self._staging.is_dir():
-            shutil.rmtree(self._staging, ignore_errors=True)
+        for folder in (self._staging, self.root / VERDICTS):
+            if folder.is_dir():
+                shutil.rmtree(folder, ignore_errors=True)
         return len(keys)
 
     def _keys(self) -> list[str]:
@@ -171,16 +178,20 @@ class KernelCache:
         self._check_folder()
         return sorted(p.name for p in self._entries.iterdir())
 
-    def _make_folders(self) -> None:
+    def private_folder(self, name: str) -> Path:
+        """A subfolder of the cache, made if need be, that only this user can write.
+
+        Raises:
+            CacheError: it cannot be made, or the cache folder is not ours alone.
+        """
+        folder = self.root / name
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._check_folder()
-            for folder in (self._entries, self._staging):
-                folder.mkdir(mode=0o700, exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
-            raise CacheError(
-                f"cannot make cache folder {self.root}: {error}"
-            ) from error
+            raise CacheError(f"cannot make cache folder {folder}: {error}") from error
+        return folder
 
     def _check_folder(self) -> None:
         """Objects are run as code, so nobody else may be able to write them."""

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import json
 import logging
+import os
 import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,9 +20,10 @@ from typing import Any
 
 from torch_cute_backend import config
 from torch_cute_backend.arch.spec import ArchSpec
-from torch_cute_backend.errors import CuteBackendError
+from torch_cute_backend.errors import CacheError, CuteBackendError
 from torch_cute_backend.problem import GemmProblem
 from torch_cute_backend.runtime import device, toolchain
+from torch_cute_backend.runtime.cache import VERDICTS, KernelCache
 from torch_cute_backend.runtime.pool import WorkerProcess
 from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.status import Status
@@ -130,7 +132,11 @@ def _stored_or_tested(
     index: int,
     gpu: str,
 ) -> Status:
-    path = _verdict_path(kernels, gpu)
+    try:
+        folder = KernelCache().private_folder(VERDICTS)
+    except CacheError as error:
+        return Status.no(f"{kernels}: self-test: {error}")
+    path = folder / _verdict_name(kernels, gpu)
     stored = _read(path)
     if stored is not None:
         return stored
@@ -180,10 +186,9 @@ def run_self_test(
     return Status.no(f"{kernels}: self-test: {reply.get('error', 'no verdict')}")
 
 
-def _verdict_path(kernels: KernelClass, gpu: str) -> Path:
+def _verdict_name(kernels: KernelClass, gpu: str) -> str:
     what = [asdict(kernels), gpu, __version__, toolchain.dsl_version(), _code_digest()]
-    digest = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:32]
-    return config.get().cache_dir / "selftest" / f"{digest}.json"
+    return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:32] + ".json"
 
 
 @functools.cache
@@ -211,8 +216,7 @@ def _read(path: Path) -> Status | None:
 def _write(path: Path, kernels: KernelClass, gpu: str, verdict: Status) -> None:
     row = {"kernels": asdict(kernels), "gpu": gpu, "reasons": list(verdict.reasons)}
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{threading.get_ident()}.partial")
+        partial = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.partial")
         partial.write_text(json.dumps(row, indent=1))
         partial.rename(path)
     except OSError as error:
