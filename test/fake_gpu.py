@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import json
 import math
 import sys
@@ -22,9 +23,9 @@ from unittest import mock
 import torch
 from torch._subclasses import fake_tensor
 
-H200, B200 = (9, 0), (10, 0)
-_NAMES = {H200: "NVIDIA H200", B200: "NVIDIA B200"}
-_SMS = {H200: 132, B200: 148}
+H200, B200, A100 = (9, 0), (10, 0), (8, 0)
+_NAMES = {H200: "NVIDIA H200", B200: "NVIDIA B200", A100: "NVIDIA A100"}
+_SMS = {H200: 132, B200: 148, A100: 108}
 
 
 @dataclass
@@ -66,45 +67,72 @@ def kind_of(choice: Any) -> str:
 OURS_WIN = {"ours": 0.9, "triton": 1.1, "aten": 1.0}
 
 
+@dataclass(frozen=True)
+class Compiled:
+    """A generated wrapper.
+
+    Attributes:
+        code: its text.
+        order: position in ``fn``'s arguments of each input of the (first) graph; None
+            for a symbolic size, which Dynamo passes beside the tensors.
+    """
+
+    code: str
+    order: tuple[int | None, ...]
+
+
 def compile_code(
+    fn: Callable[..., Any], args: Sequence[torch.Tensor], **kw: Any
+) -> str:
+    """The text alone of :func:`compile_fake`."""
+    return compile_fake(fn, args, **kw).code
+
+
+def compile_fake(
     fn: Callable[..., Any],
     args: Sequence[torch.Tensor],
     *,
     capability: tuple[int, int] = H200,
     timings: Timings | None = None,
-    backward: bool = False,
     options: dict[str, Any] | None = None,
-) -> str:
-    """The wrapper that Inductor generates for ``fn(*args)``, as text.
+) -> Compiled:
+    """The wrapper that Inductor generates for ``fn(*args)``.
 
     Args:
         args: from :func:`empty`, made in this module's fake mode.
         options: Inductor config patches on top of max_autotune.
-        backward: also compile the backward graph; both texts are joined.
     """
     timings = timings or Timings(OURS_WIN, {"ours": 0.95, "triton": 1.15})
     captured: list[str] = []
+    placeholders: list[str] = []
     patches = {
         "max_autotune": True,
         "fx_graph_cache": False,
         "compile_threads": 1,
         "autotune_local_cache": False,
+        "autotune_num_choices_displayed": 0,
+        # Folding makes real tensors on the GPU.
+        "joint_graph_constant_folding": False,
         **(options or {}),
     }
 
     def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         from torch._inductor.compile_fx import compile_fx
 
+        placeholders.extend(n.name for n in gm.graph.find_nodes(op="placeholder"))
         with fake_gpu(capability, timings, captured):
             compile_fx(gm, inputs, config_patches=patches)
         return gm.forward
 
     torch._dynamo.reset()
-    with torch._dynamo.config.patch(suppress_errors=False):
-        context = contextlib.nullcontext() if backward else torch.no_grad()
-        with context:
-            torch.compile(fn, backend=backend, fullgraph=True)(*args)
-    return "\n".join(captured)
+    # Autograd's engine asks the driver itself, so graphs are traced without it.
+    with torch._dynamo.config.patch(suppress_errors=False), torch.no_grad():
+        torch.compile(fn, backend=backend, fullgraph=True)(*args)
+    names = [f"l_{name.lower()}_" for name in inspect.signature(fn).parameters]
+    order = tuple(
+        names.index(p.lower()) if p.lower() in names else None for p in placeholders
+    )
+    return Compiled("\n".join(captured), order)
 
 
 def fake_mode() -> fake_tensor.FakeTensorMode:
@@ -159,6 +187,18 @@ def _replacements(
 ) -> Iterator[tuple[Any, str, Any]]:
     yield from _cuda_api(capability)
     yield from _inductor_hooks(timings, captured)
+    if "torch_cute_backend" in sys.modules:
+        yield from _our_hooks()
+
+
+def _our_hooks() -> Iterator[tuple[Any, str, Any]]:
+    """No kernel is compiled or run, ours neither."""
+    from torch_cute_backend.inductor import timing
+    from torch_cute_backend.runtime import validated
+    from torch_cute_backend.status import Status
+
+    yield timing, "compiled", lambda sources: [Status.ok()] * len(sources)
+    yield validated, "usable", _constant(Status.ok())
 
 
 def _cuda_api(capability: tuple[int, int]) -> Iterator[tuple[Any, str, Any]]:
@@ -214,10 +254,6 @@ def _inductor_hooks(
     # The attention patterns build real tensors on the GPU.
     yield joint_graph, "lazy_init", _constant(None)
 
-    from torch_cute_backend.inductor import timing as inductor_timing
-    from torch_cute_backend.runtime import validated
-    from torch_cute_backend.status import Status
-
     def make_benchmark_fn(cls: Any, *args: Any, **kwargs: Any) -> Any:
         return lambda choices: {c: timings.of_choice(c) for c in choices}
 
@@ -241,9 +277,6 @@ def _inductor_hooks(
             benchmark_compiled_module=None,
         )
 
-    # No kernel is compiled or run, ours neither.
-    yield inductor_timing, "compiled", lambda sources: [Status.ok()] * len(sources)
-    yield validated, "usable", _constant(Status.ok())
     yield AlgorithmSelectorCache, "make_benchmark_fn", classmethod(make_benchmark_fn)
     yield AlgorithmSelectorCache, "make_precompile_fn", _constant(_constant({}))
     yield Scheduler, "compile_kernel", compile_kernel
@@ -266,10 +299,9 @@ def _constant(value: Any) -> Callable[..., Any]:
 
 def _clear_caches() -> None:
     """Forget what was cached of one GPU, real or fake."""
-    from torch_cute_backend.runtime import device
-
-    for name in ("torch._inductor.utils", "torch.utils._triton", device.__name__):
-        for value in list(vars(sys.modules[name]).values()):
+    ours = "torch_cute_backend.runtime.device"
+    for name in ("torch._inductor.utils", "torch.utils._triton", ours):
+        for value in list(vars(sys.modules.get(name, object)).values()):
             _clear(value)
     from torch._inductor.codecache import CacheBase
     from torch._inductor.runtime.hints import DeviceProperties

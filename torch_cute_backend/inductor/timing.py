@@ -103,7 +103,8 @@ def _tensor(
     base = buffers.get(name)
     if base is not None:
         base = base if base._base is None else base._base
-        if base.untyped_storage().size() >= needed * dtype.itemsize:
+        enough = base.untyped_storage().size() >= needed * dtype.itemsize
+        if enough and base.dtype is dtype:
             return base.as_strided(size, stride, offset)
     fresh = torch.randint(-2, 3, (needed,), device=device).to(dtype)
     return fresh.as_strided(size, stride, offset)

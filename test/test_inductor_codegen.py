@@ -1,0 +1,651 @@
+"""Inductor end to end without a GPU: which kernels a wrapper launches, and on what.
+
+Every numeric test executes the generated wrapper on the CPU with reference GEMMs (see
+``wrapper_runner``) and compares with eager torch.
+"""
+
+from __future__ import annotations
+
+import unittest
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from fake_gpu import B200, H200, OURS_WIN, Timings, compile_fake, empty, fake_mode
+from torch.testing._internal.common_utils import (
+    TestCase,
+    instantiate_parametrized_tests,
+    parametrize,
+    run_tests,
+    subtest,
+)
+from wrapper_runner import kernel_names, our_calls, run_wrapper, specs
+
+import torch_cute_backend
+from torch_cute_backend import config
+from torch_cute_backend.inductor import reasons
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+
+torch_cute_backend.enable()
+
+
+def mm(a: Any, w: Any) -> Any:
+    return a @ w.t()
+
+
+def two_outputs(a: Any, w: Any) -> Any:
+    y = a @ w.t()
+    return torch.relu(y), (torch.relu(y) * 0.5).clamp(-448, 448).to(E4M3)
+
+
+def inner_view(a: Any, w: Any, r: Any) -> Any:
+    return torch.relu(F.linear(a, w)) + r
+
+
+M, N, K = 96, 256, 128
+"""Small, all different, and not multiples of each other's halves."""
+
+FUSED: dict[str, tuple[Callable[..., Any], Sequence[tuple[int, ...]]]] = {
+    "relu": (lambda a, w: torch.relu(mm(a, w)), [(M, K), (N, K)]),
+    "gelu": (lambda a, w: F.gelu(mm(a, w)), [(M, K), (N, K)]),
+    "gelu_tanh": (
+        lambda a, w: F.gelu(mm(a, w), approximate="tanh"),
+        [(M, K), (N, K)],
+    ),
+    "silu": (lambda a, w: F.silu(mm(a, w)), [(M, K), (N, K)]),
+    "sigmoid": (lambda a, w: torch.sigmoid(mm(a, w)), [(M, K), (N, K)]),
+    "leaky_relu": (lambda a, w: F.leaky_relu(mm(a, w)), [(M, K), (N, K)]),
+    "hardswish": (lambda a, w: F.hardswish(mm(a, w)), [(M, K), (N, K)]),
+    "rsqrt": (lambda a, w: torch.rsqrt(mm(a, w).abs() + 1), [(M, K), (N, K)]),
+    "clamp": (lambda a, w: mm(a, w).clamp(-3, 5), [(M, K), (N, K)]),
+    "to_fp8": (
+        lambda a, w: mm(a, w).clamp(-448, 448).to(E4M3),
+        [(M, K), (N, K)],
+    ),
+    "bias_relu": (
+        lambda a, w, b: torch.relu(F.linear(a, w, b)),
+        [(M, K), (N, K), (N,)],
+    ),
+    "residual": (
+        lambda a, w, r: torch.relu(mm(a, w)) + r,
+        [(M, K), (N, K), (M, N)],
+    ),
+    "scalar": (lambda a, w, s: mm(a, w) * s, [(M, K), (N, K), (1,)]),
+    "row": (lambda a, w, s: mm(a, w) * s, [(M, K), (N, K), (M, 1)]),
+    "col": (lambda a, w, s: mm(a, w) * s, [(M, K), (N, K), (1, N)]),
+    "row_col_scalar": (
+        lambda a, w, r, c, s: mm(a, w) * r * c * s,
+        [(M, K), (N, K), (M, 1), (N,), (1,)],
+    ),
+    "gated": (
+        lambda a, w, g: F.silu(g) * mm(a, w),
+        [(M, K), (N, K), (M, N)],
+    ),
+    "two_outputs": (two_outputs, [(M, K), (N, K)]),
+    "view_3d": (inner_view, [(4, M // 4, K), (N, K), (4, M // 4, N)]),
+    "view_4d": (inner_view, [(2, 3, M // 6, K), (N, K), (2, 3, M // 6, N)]),
+    "flat": (lambda a, w: torch.relu(mm(a, w).view(-1)), [(M, K), (N, K)]),
+    "self_product": (lambda a: torch.relu(a @ a.t()), [(M, K)]),
+    "operand_as_residual": (lambda a, w: torch.relu(mm(a, w)) + a, [(M, K), (K, K)]),
+}
+
+
+def integers(*shape: int, seed: int = 0, dtype: torch.dtype = BF16) -> torch.Tensor:
+    """Small integers: every product sum is exact in fp32."""
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randint(-2, 3, shape, generator=generator).to(dtype)
+
+
+class InductorTestCase(TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        reasons.clear()
+
+    def compile(
+        self, fn: Callable[..., Any], tensors: Sequence[torch.Tensor], **kw: Any
+    ) -> Any:
+        """Compile for tensors like these (dtype, size, stride)."""
+        with fake_mode():
+            fakes = [empty(*t.shape, dtype=t.dtype, stride=t.stride()) for t in tensors]
+            for fake, real in zip(fakes, tensors, strict=True):
+                for dim in getattr(real, "dynamic_dims", ()):
+                    torch._dynamo.mark_dynamic(fake, dim)
+            return compile_fake(fn, fakes, **kw)
+
+    def check_numbers(
+        self,
+        compiled: Any,
+        tensors: Sequence[torch.Tensor],
+        expected: Any,
+        **tolerance: float,
+    ) -> None:
+        """Run the wrapper on ``tensors`` and compare."""
+        rows = tensors[0].shape[0]
+        args = [rows if i is None else tensors[i] for i in compiled.order]
+        results = run_wrapper(compiled.code, args)
+        wanted = expected if isinstance(expected, (tuple, list)) else [expected]
+        self.assertEqual(len(results), len(wanted))
+        for result, want in zip(results, wanted, strict=True):
+            self.assertEqual(result.dtype, want.dtype)
+            self.assertEqual(result.shape, want.shape)
+            if tolerance:
+                self.assertEqual(result.float(), want.float(), **tolerance)
+            else:
+                self.assertEqual(result.float(), want.float(), atol=0, rtol=0)
+
+    def reasons(self) -> str:
+        return "; ".join(r.reason for r in reasons.recorded())
+
+
+class TestFusion(InductorTestCase):
+    @parametrize("name", sorted(FUSED))
+    def test_epilogue_is_fused_and_right(self, name: str) -> None:
+        fn, shapes = FUSED[name]
+        tensors = [integers(*shape, seed=i) for i, shape in enumerate(shapes)]
+        compiled = self.compile(fn, tensors)
+        self.assertEqual(len(kernel_names(compiled.code)), 1, compiled.code)
+        self.assertEqual(len(our_calls(compiled.code)), 1)
+        expected = fn(*(t.float() for t in tensors))
+        like = fn(*tensors)
+        single = isinstance(expected, torch.Tensor)
+        pairs = [(expected, like)] if single else list(zip(expected, like, strict=True))
+        wanted = [e.float().to(y.dtype) for e, y in pairs]
+        # erf, exp and tanh of eager CPU torch differ by an fp32 ulp or two.
+        self.check_numbers(compiled, tensors, wanted, atol=1e-6, rtol=2**-8)
+
+    def test_two_consumers_one_of_them_unfused(self) -> None:
+        def fn(a: Any, w: Any) -> Any:
+            y = a @ w.t()
+            return torch.relu(y), y.sum(0)
+
+        compiled = self.compile(fn, [integers(M, K), integers(N, K)])
+        (call,) = our_calls(compiled.code)
+        (spec,) = specs(compiled.code)
+        self.assertEqual([o.name for o in spec.problem.epilogue.outputs], ["d", "d1"])
+        self.assertIn("buf0, buf1", call)
+        self.assertRegex(compiled.code, r"triton_\w+_sum_\w+\.run\(buf0,")
+
+    def test_transposed_reader_is_not_fused(self) -> None:
+        def fn(a: Any, w: Any, z: Any) -> Any:
+            return (a @ w.t()).t() + z
+
+        timings = Timings(OURS_WIN, {"ours": 0.1, "triton": 9.0})
+        tensors = [integers(M, K), integers(N, K), integers(N, M)]
+        compiled = self.compile(fn, tensors, timings=timings)
+        ours, other = kernel_names(compiled.code)
+        self.assertTrue(ours.startswith("torch_cute_"), ours)
+        self.assertTrue(other.startswith("triton_poi"), other)
+
+    def test_transposed_square_reader_is_not_fused(self) -> None:
+        # M = N: shapes cannot tell the two apart, only indices can.
+        def fn(a: Any, w: Any, z: Any) -> Any:
+            return (a @ w.t()).t() + z
+
+        tensors = [integers(N, K), integers(N, K, seed=1), integers(N, N)]
+        compiled = self.compile(fn, tensors)
+        self.assertEqual(len(kernel_names(compiled.code)), 2)
+
+    def test_inexpressible_consumer_stays_apart(self) -> None:
+        timings = Timings(OURS_WIN, {"ours": 0.1, "triton": 9.0})
+        compiled = self.compile(
+            lambda a, w: torch.sin(a @ w.t()),
+            [integers(M, K), integers(N, K)],
+            timings=timings,
+        )
+        ours, other = kernel_names(compiled.code)
+        self.assertTrue(ours.startswith("torch_cute_fused_mm"), ours)
+        self.assertTrue(other.startswith("triton_poi_fused_sin"), other)
+        self.assertEqual(
+            timings.inexpressible, ["epilogue: op sin has no epilogue expression"]
+        )
+
+    def test_emulate_precision_casts_rounds_the_product(self) -> None:
+        def fn(a: Any, w: Any, c: Any) -> Any:
+            return torch.relu(a @ w.t() - c)
+
+        # 257 rounds to 256 in bf16: 257 - 256 is 1 unrounded and 0 rounded.
+        a, w = torch.ones(M, 272, dtype=BF16), torch.zeros(N, 272, dtype=BF16)
+        w[:, :257] = 1
+        c = torch.full((N,), 256.0, dtype=BF16)
+        for emulate, value in ((False, 1.0), (True, 0.0)):
+            options = {"emulate_precision_casts": emulate}
+            compiled = self.compile(fn, [a, w, c], options=options)
+            self.assertEqual(len(kernel_names(compiled.code)), 1)
+            want = torch.full((M, N), value, dtype=BF16)
+            self.check_numbers(compiled, [a, w, c], want)
+
+    def test_backward_of_relu_is_fused(self) -> None:
+        def fn(g: Any, w: Any, y: Any) -> Any:
+            return torch.ops.aten.threshold_backward(g @ w, y, 0)
+
+        tensors = [integers(M, K), integers(K, N), integers(M, N)]
+        compiled = self.compile(fn, tensors)
+        self.assertEqual(len(kernel_names(compiled.code)), 1)
+        (spec,) = specs(compiled.code)
+        ops = {n.op for n in spec.problem.epilogue.nodes}
+        self.assertTrue({"le", "where"} <= ops, str(ops))
+        self.check_numbers(compiled, tensors, fn(*tensors))
+
+
+class TestBias(InductorTestCase):
+    SHAPES: ClassVar = {
+        "n": lambda t: (t(N), InputKindName.COL),
+        "1n": lambda t: (t(1, N), InputKindName.COL),
+        "m1": lambda t: (t(N, 1), InputKindName.ROW),
+        "mn": lambda t: (t(N, N), InputKindName.FULL),
+        "n_expanded": lambda t: (t(N).expand(N, N), InputKindName.COL),
+        "m1_expanded": lambda t: (t(N, 1).expand(N, N), InputKindName.ROW),
+    }
+
+    @parametrize("name", sorted(SHAPES))
+    def test_addmm_bias_by_strides_not_by_shape(self, name: str) -> None:
+        # M = N, so that no shape says which way a bias is broadcast.
+        bias, kind = self.SHAPES[name](lambda *s: integers(*s, seed=9))
+        a, w = integers(N, K), integers(N, K, seed=1)
+        compiled = self.compile(lambda b, a, w: torch.addmm(b, a, w.t()), [bias, a, w])
+        self.assertEqual(len(our_calls(compiled.code)), 1, self.reasons())
+        (spec,) = specs(compiled.code)
+        self.assertEqual([i.kind.value for i in spec.problem.epilogue.inputs], [kind])
+        want = (bias.float() + a.float() @ w.float().t()).to(BF16)
+        self.check_numbers(compiled, [bias, a, w], want)
+
+    def test_one_element_bias(self) -> None:
+        # Inductor materialises the broadcast (2.11 for us too, 2.14 for the others).
+        tensors = [integers(1, 1), integers(M, K), integers(N, K, seed=1)]
+        compiled = self.compile(lambda b, a, w: torch.addmm(b, a, w.t()), tensors)
+        (spec,) = specs(compiled.code)
+        kinds = [i.kind.value for i in spec.problem.epilogue.inputs]
+        self.assertIn(kinds, (["scalar"], ["full"]))
+
+    def test_column_major_residual_is_refused(self) -> None:
+        bias, a, w = integers(N, N).t(), integers(N, K), integers(N, K, seed=1)
+        self.compile(lambda b, a, w: torch.addmm(b, a, w.t()), [bias, a, w])
+        self.assertIn("bias of strides", self.reasons())
+
+    @parametrize("alpha,beta", [(0.5, 2.0), (1, 0), (2, 0), (-1, 1)])
+    def test_alpha_and_beta(self, alpha: float, beta: float) -> None:
+        bias, a, w = integers(N), integers(M, K), integers(N, K, seed=1)
+        if beta == 0:
+            bias.fill_(float("nan"))
+        compiled = self.compile(
+            lambda b, a, w: torch.addmm(b, a, w.t(), alpha=alpha, beta=beta),
+            [bias, a, w],
+        )
+        self.assertEqual(len(our_calls(compiled.code)), 1, self.reasons())
+        want = alpha * (a.float() @ w.float().t())
+        want = want if beta == 0 else want + beta * bias.float()
+        self.check_numbers(compiled, [bias, a, w], want.to(BF16))
+
+    def test_alpha_zero_is_left_to_aten(self) -> None:
+        bias, a, w = integers(N), integers(M, K), integers(N, K)
+        compiled = self.compile(
+            lambda b, a, w: torch.addmm(b, a, w.t(), alpha=0), [bias, a, w]
+        )
+        self.assertEqual(our_calls(compiled.code), [])
+        self.assertIn("alpha=0", self.reasons())
+
+
+class InputKindName:
+    SCALAR, ROW, COL, FULL = "scalar", "row", "col", "full"
+
+
+def scaled(
+    out: torch.dtype = BF16, fast: bool = True, post: Callable[[Any], Any] | None = None
+) -> Callable[..., Any]:
+    """``_scaled_mm`` of K-major operands, with or without a bias."""
+
+    def fn(a: Any, w: Any, sa: Any, sb: Any, bias: Any = None) -> Any:
+        y = torch._scaled_mm(
+            a, w.t(), sa, sb, bias=bias, out_dtype=out, use_fast_accum=fast
+        )
+        return y if post is None else post(y)
+
+    return fn
+
+
+def scaled_operands(
+    m: int = 64, n: int = 208, k: int = 256, rowwise: bool = True
+) -> list[torch.Tensor]:
+    a, w = integers(m, k, dtype=E4M3), integers(n, k, seed=1, dtype=E4M3)
+    if not rowwise:
+        return [a, w, torch.tensor(0.5), torch.tensor(0.25)]
+    return [a, w, 2.0 ** integers(m, 1).float(), 2.0 ** integers(1, n).float()]
+
+
+def scaled_reference(a: Any, w: Any, sa: Any, sb: Any, bias: Any = None) -> Any:
+    y = (a.float() @ w.float().t()) * sa * sb
+    return y if bias is None else y + bias.float()
+
+
+class TestScaledMM(InductorTestCase):
+    @parametrize("rowwise", [True, False])
+    @parametrize("out", [BF16, F16, F32])
+    @parametrize("fast", [True, False])
+    def test_scalings_and_outputs(
+        self, rowwise: bool, out: torch.dtype, fast: bool
+    ) -> None:
+        tensors = scaled_operands(rowwise=rowwise)
+        compiled = self.compile(scaled(out, fast), tensors)
+        self.assertEqual(len(our_calls(compiled.code)), 1, self.reasons())
+        (spec,) = specs(compiled.code)
+        self.assertEqual(spec.problem.scaling, "rowwise" if rowwise else "tensorwise")
+        self.assertEqual(spec.problem.accum.value, "fast" if fast else "exact")
+        self.check_numbers(compiled, tensors, scaled_reference(*tensors).to(out))
+
+    @parametrize("bias", [BF16, F16])
+    def test_bias(self, bias: torch.dtype) -> None:
+        tensors = [*scaled_operands(), integers(208, dtype=bias)]
+        out = F16 if bias is F16 else BF16
+        compiled = self.compile(scaled(out), tensors)
+        self.assertEqual(len(our_calls(compiled.code)), 1, self.reasons())
+        self.check_numbers(compiled, tensors, scaled_reference(*tensors).to(out))
+
+    def test_single_row_tensorwise_is_not_taken_for_rowwise(self) -> None:
+        tensors = scaled_operands(m=1, rowwise=False)
+        compiled = self.compile(scaled(), tensors)
+        (spec,) = specs(compiled.code)
+        self.assertEqual(
+            [i.kind.value for i in spec.problem.epilogue.inputs], ["scalar", "scalar"]
+        )
+        self.check_numbers(compiled, tensors, scaled_reference(*tensors).to(BF16))
+
+    def test_single_row_rowwise(self) -> None:
+        tensors = scaled_operands(m=1)
+        compiled = self.compile(scaled(), tensors)
+        self.assertEqual(len(our_calls(compiled.code)), 1, self.reasons())
+        self.check_numbers(compiled, tensors, scaled_reference(*tensors).to(BF16))
+
+    def test_fused_quantisation_makes_one_kernel_with_two_outputs(self) -> None:
+        def post(y: Any) -> Any:
+            y = torch.relu(y)
+            return y, (y * 0.5).clamp(-448, 448).to(E4M3)
+
+        tensors = scaled_operands()
+        compiled = self.compile(scaled(post=post), tensors)
+        self.assertEqual(len(kernel_names(compiled.code)), 1)
+        want = torch.relu(scaled_reference(*tensors))
+        wanted = [want.to(BF16), (want * 0.5).clamp(-448, 448).to(E4M3)]
+        self.check_numbers(compiled, tensors, wanted)
+
+    def test_scale_result_scales_an_fp8_output(self) -> None:
+        def fn(a: Any, w: Any, sa: Any, sb: Any, sr: Any) -> Any:
+            return torch._scaled_mm(
+                a, w.t(), sa, sb, scale_result=sr, out_dtype=E4M3, use_fast_accum=True
+            )
+
+        tensors = [*scaled_operands(k=16, rowwise=False), torch.tensor(0.5)]
+        # Inductor's own choices drop the scale, so ours may not lose against them.
+        timings = Timings({"ours": 9.0, "triton": 0.1, "aten": 0.1})
+        compiled = self.compile(fn, tensors, timings=timings)
+        self.assertEqual(len(our_calls(compiled.code)), 1, self.reasons())
+        want = scaled_reference(*tensors[:4]) * 0.5
+        self.check_numbers(compiled, tensors, want.to(E4M3))
+
+    def test_scale_result_is_ignored_for_other_outputs(self) -> None:
+        def fn(a: Any, w: Any, sa: Any, sb: Any, sr: Any) -> Any:
+            return torch._scaled_mm(
+                a, w.t(), sa, sb, scale_result=sr, out_dtype=BF16, use_fast_accum=True
+            )
+
+        tensors = [*scaled_operands(rowwise=False), torch.tensor(0.5)]
+        compiled = self.compile(fn, tensors)
+        kept = [i for i in compiled.order if i != 4]
+        self.assertEqual(len(our_calls(compiled.code)), 1, self.reasons())
+        self.assertEqual(kept, [i for i in compiled.order if i in (0, 1, 2, 3)])
+        want = scaled_reference(*tensors[:4]).to(BF16)
+        self.check_numbers(compiled, tensors, want)
+
+    @unittest.skipUnless(
+        torch.ops.aten._scaled_mm_v2.default
+        in __import__("torch._inductor.lowering", fromlist=["lowerings"]).lowerings,
+        "torch 2.11 and 2.12 do not lower _scaled_mm_v2",
+    )
+    @parametrize("rowwise", [True, False])
+    def test_v2(self, rowwise: bool) -> None:
+        recipe = int(rowwise)
+
+        def fn(a: Any, w: Any, sa: Any, sb: Any) -> Any:
+            return torch.ops.aten._scaled_mm_v2(
+                a, w.t(), [sa], [recipe], [0], [sb], [recipe], [0], None, BF16, [], True
+            )
+
+        tensors = scaled_operands(rowwise=rowwise)
+        compiled = self.compile(fn, tensors)
+        self.assertEqual(len(our_calls(compiled.code)), 1, self.reasons())
+        self.check_numbers(compiled, tensors, scaled_reference(*tensors).to(BF16))
+
+    @parametrize("arch", [subtest(H200, "sm90"), subtest(B200, "sm100")])
+    def test_pretuned_shape_is_decided_early(self, arch: tuple[int, int]) -> None:
+        tensors = scaled_operands(64, 5120, 5120)
+        timings = Timings({"ours": 9.0, "triton": 0.1, "aten": 0.1})
+        with config.patch(decide_early=True):
+            compiled = self.compile(
+                scaled(post=torch.relu), tensors, timings=timings, capability=arch
+            )
+        self.assertEqual(timings.choices, [], "nothing may be benchmarked")
+        (name,) = kernel_names(compiled.code)
+        self.assertRegex(name, "torch_cute_fused_.*relu")
+        self.assertIn("#   shared loop omitted", compiled.code)
+        self.assertRegex(compiled.code, r"#     .*APPLIED.*residual_work")
+
+
+class TestArbitration(InductorTestCase):
+    CASES: ClassVar = {
+        "ours_fused": (0.9, 0.95, 1.15, r"torch_cute_fused_mm_relu"),
+        "ours_unfused": (0.9, 5.0, 5.0, r"torch_cute_fused_mm_t_0;triton_poi_fused_"),
+        "triton_fused": (3.0, 9.0, 1.05, r"triton_tem_fused_mm_relu"),
+        "aten_unfused": (3.0, 9.0, 9.0, r"extern_kernels.mm;triton_poi_fused_"),
+    }
+
+    @parametrize("name", sorted(CASES))
+    def test_the_fastest_wins(self, name: str) -> None:
+        ours, ours_fused, triton_fused, pattern = self.CASES[name]
+        timings = Timings(
+            {**OURS_WIN, "ours": ours}, {"ours": ours_fused, "triton": triton_fused}
+        )
+        compiled = self.compile(
+            lambda a, w: torch.relu(a @ w.t()),
+            [integers(512, 1024), integers(2048, 1024)],
+            timings=timings,
+        )
+        self.assertRegex(";".join(kernel_names(compiled.code)), pattern)
+        kinds = {c.split("_")[0] for c in timings.choices}
+        self.assertEqual(kinds, {"mm", "triton", "torch"})
+
+    def test_fused_trials_do_not_reach_triton_workers(self) -> None:
+        from torch._inductor.async_compile import CompiledTritonKernels
+
+        from torch_cute_backend.inductor import scheduling
+
+        seen = []
+        original = scheduling.compat.mark_compiled
+
+        def spy(source: str) -> None:
+            original(source)
+            seen.append(CompiledTritonKernels.get(source))
+
+        with unittest.mock.patch.object(scheduling.compat, "mark_compiled", spy):
+            self.compile(
+                lambda a, w: torch.relu(a @ w.t()), [integers(M, K), integers(N, K)]
+            )
+        self.assertGreater(len(seen), 0)
+        for entry in seen:
+            # Inductor waits on the inner future, which must be a real one.
+            self.assertTrue(entry.future.done())
+            self.assertIsNone(entry.result())
+
+
+class TestDynamicM(InductorTestCase):
+    def test_at_most_four_variants_dispatch_on_m(self) -> None:
+        a, w = integers(M, K), integers(N, K)
+        a.dynamic_dims = (0,)  # type: ignore[attr-defined]
+        compiled = self.compile(lambda a, w: torch.relu(a @ w.t()), [a, w])
+        (spec,) = specs(compiled.code)
+        self.assertLessEqual(len(spec.variants), 4)
+        self.assertIsNone(spec.variants[-1].up_to_m)
+        limits = [v.up_to_m for v in spec.variants[:-1]]
+        self.assertEqual(limits, sorted(limits))
+        for rows in (2, 64, 65, 300, 5000):
+            x = integers(rows, K, seed=rows)
+            want = torch.relu(x.float() @ w.float().t()).to(BF16)
+            self.check_numbers(compiled, [x, w], want)
+
+    def test_dynamic_rowwise(self) -> None:
+        tensors = scaled_operands()
+        for i in (0, 2):
+            tensors[i].dynamic_dims = (0,)  # type: ignore[attr-defined]
+        compiled = self.compile(scaled(), tensors)
+        self.assertEqual(len(our_calls(compiled.code)), 1, self.reasons())
+        other = scaled_operands(m=33)
+        self.check_numbers(compiled, other, scaled_reference(*other).to(BF16))
+
+    def test_dynamic_k_without_known_divisibility_is_refused(self) -> None:
+        a, w = integers(M, K), integers(N, K)
+        a.dynamic_dims = w.dynamic_dims = (1,)  # type: ignore[attr-defined]
+        compiled = self.compile(lambda a, w: a @ w.t(), [a, w])
+        self.assertEqual(our_calls(compiled.code), [])
+        self.assertIn("for certain", self.reasons())
+
+
+class TestLayouts(InductorTestCase):
+    @parametrize("a_major", ["k", "mn"])
+    @parametrize("b_major", ["k", "mn"])
+    def test_majors(self, a_major: str, b_major: str) -> None:
+        a = integers(M, K) if a_major == "k" else integers(K, M).t()
+        w = integers(N, K) if b_major == "k" else integers(K, N).t()
+        compiled = self.compile(mm, [a, w])
+        self.assertEqual(len(our_calls(compiled.code)), 1, self.reasons())
+        (spec,) = specs(compiled.code)
+        majors = (spec.problem.a_major.value, spec.problem.b_major.value)
+        self.assertEqual(majors, (a_major, b_major))
+        self.check_numbers(compiled, [a, w], (a.float() @ w.float().t()).to(BF16))
+
+    def test_padded_rows_and_aligned_offsets(self) -> None:
+        a, w = integers(2 * M, 2 * K)[:M, 8 : K + 8], integers(N, K + 64)[:, :K]
+        compiled = self.compile(mm, [a, w])
+        self.assertEqual(len(our_calls(compiled.code)), 1, self.reasons())
+        self.check_numbers(compiled, [a, w], (a.float() @ w.float().t()).to(BF16))
+
+    def test_output_inside_a_concatenation(self) -> None:
+        def fn(a: Any, w: Any, z: Any) -> Any:
+            return torch.cat([z, torch.relu(a @ w.t())], 1)
+
+        for columns in (8, 3):
+            tensors = [integers(M, K), integers(N, K), integers(M, columns)]
+            compiled = self.compile(fn, tensors)
+            for spec in specs(compiled.code):
+                self.assertTrue(spec.problem.validate())
+            self.assertEqual(len(our_calls(compiled.code)), 1)
+
+    @parametrize(
+        "name,make",
+        [
+            ("k_of_1001", lambda: [integers(M, 1001), integers(N, 1001)]),
+            ("odd_pitch", lambda: [integers(M, K + 3)[:, :K], integers(N, K)]),
+            ("expanded", lambda: [integers(1, K).expand(M, K), integers(N, K)]),
+            ("empty", lambda: [integers(0, K), integers(N, K)]),
+            ("fp32", lambda: [integers(M, K, dtype=F32), integers(N, K, dtype=F32)]),
+        ],
+    )
+    def test_refused_and_said_why(self, name: str, make: Any) -> None:
+        compiled = self.compile(mm, make())
+        self.assertEqual(our_calls(compiled.code), [])
+        expected = {
+            "k_of_1001": "16-byte rows",
+            "odd_pitch": "is not a multiple of 8 for certain",
+            "expanded": "no row of unit stride",
+            "empty": "may be zero",
+            "fp32": "float32",
+        }
+        self.assertIn(expected[name], self.reasons())
+
+    def test_no_unit_stride_is_copied_by_inductor_first(self) -> None:
+        compiled = self.compile(mm, [integers(M, 2 * K)[:, ::2], integers(N, K)])
+        copy, ours = kernel_names(compiled.code)
+        self.assertTrue(copy.startswith("triton_poi"), copy)
+        self.assertTrue(ours.startswith("torch_cute"), ours)
+
+    def test_view_at_an_odd_offset_is_refused(self) -> None:
+        def fn(a: Any, w: Any) -> Any:
+            return a[:, 1 : K + 1] @ w.t()
+
+        compiled = self.compile(fn, [integers(M, K + 8), integers(N, K)])
+        self.assertEqual(our_calls(compiled.code), [])
+        self.assertIn("offset 1 is not 16-byte aligned", self.reasons())
+
+
+class TestSwitches(InductorTestCase):
+    def names(self, **kw: Any) -> str:
+        compiled = self.compile(
+            lambda a, w: torch.relu(a @ w.t()), [integers(M, K), integers(N, K)], **kw
+        )
+        return ";".join(kernel_names(compiled.code))
+
+    def test_only_under_max_autotune(self) -> None:
+        self.assertNotIn("torch_cute", self.names(options={"max_autotune": False}))
+        options = {"max_autotune": False, "max_autotune_gemm": True}
+        self.assertIn("torch_cute", self.names(options=options))
+
+    @parametrize(
+        "backends,offered",
+        [
+            ("ATEN,TRITON,CPP", True),
+            ("ATEN,TRITON", False),
+            ("TRITON", False),
+            ("ATEN,TORCH_CUTE", True),
+            ("torch_cute", True),
+        ],
+    )
+    def test_backend_list(self, backends: str, offered: bool) -> None:
+        names = self.names(options={"max_autotune_gemm_backends": backends})
+        self.assertEqual("torch_cute" in names, offered, names)
+        self.assertEqual("does not name TORCH_CUTE" in self.reasons(), not offered)
+
+    def test_disabled_by_config_and_by_call(self) -> None:
+        with config.patch(enabled=False):
+            self.assertNotIn("torch_cute", self.names())
+        torch_cute_backend.disable()
+        try:
+            self.assertNotIn("torch_cute", self.names())
+        finally:
+            torch_cute_backend.enable()
+        self.assertIn("torch_cute", self.names())
+
+    @parametrize(
+        "option,reason",
+        [
+            ("autotune_in_subproc", "autotune_in_subproc is on"),
+            ("multi_kernel_hints", "multi_kernel_hints is set"),
+        ],
+    )
+    def test_modes_without_us(self, option: str, reason: str) -> None:
+        from torch_cute_backend.inductor import compat
+
+        value = [64] if option == "multi_kernel_hints" else True
+        with torch._inductor.config.patch({option: value}):
+            self.assertIn(reason, str(compat.benchmarks_elsewhere()))
+
+    def test_unknown_gpu(self) -> None:
+        self.assertNotIn("torch_cute", self.names(capability=(8, 0)))
+        self.assertIn("no kernels for NVIDIA A100", self.reasons())
+
+    def test_each_reason_is_logged_once(self) -> None:
+        with self.assertLogs("torch_cute_backend", "INFO") as logs:
+            for _ in range(2):
+                self.names(options={"max_autotune_gemm_backends": "ATEN"})
+        said = [line for line in logs.output if "does not name" in line]
+        self.assertEqual(len(said), 1, logs.output)
+
+
+instantiate_parametrized_tests(TestFusion)
+instantiate_parametrized_tests(TestBias)
+instantiate_parametrized_tests(TestScaledMM)
+instantiate_parametrized_tests(TestArbitration)
+instantiate_parametrized_tests(TestLayouts)
+instantiate_parametrized_tests(TestSwitches)
+
+if __name__ == "__main__":
+    run_tests()
