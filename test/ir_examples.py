@@ -9,6 +9,7 @@ import typing
 from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
+from functools import lru_cache
 from types import UnionType
 
 from torch_cute_backend.epilogue.graph import EpilogueGraph
@@ -243,6 +244,7 @@ def partition(program: Program) -> Program:
     return result.program
 
 
+@lru_cache
 def kept(arch: str) -> Program:
     return partition(EXAMPLES[arch]())
 
