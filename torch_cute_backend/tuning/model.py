@@ -44,8 +44,8 @@ RATES: dict[str, Rates] = {
         1.45e15,
         0.79e15,
         4.0e12,
-        38e9,
-        7e12,
+        95e9,
+        14e12,
         2.2e-6,
         0.7e-6,
         2.0e-11,
@@ -64,6 +64,7 @@ RATES: dict[str, Rates] = {
 }
 
 _SM90_TILES = (
+    *((m, n, 1) for m in (8, 16, 32) for n in (16, 24, 32, 40, 48, 64, 96)),
     *((64, n, 1) for n in (8, 16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256)),
     *((128, n, 2) for n in (32, 64, 96, 128, 160, 192, 256)),
     (256, 128, 2),
@@ -79,7 +80,7 @@ def tiles(problem: GemmProblem, arch: ArchSpec) -> list[GemmSchedule]:
     listed = _SM90_TILES if arch.name == "sm_90a" else _SM100_TILES
     found: list[GemmSchedule] = []
     for tile_m, tile_n, groups in listed:
-        for cm, cn in ((1, 1), (2, 1), (1, 2)):
+        for cm, cn in ((1, 1), (2, 1), (1, 2), (1, 4)):
             for k_bytes in (128, 256):
                 s = complete(
                     problem,
@@ -98,13 +99,17 @@ def tiles(problem: GemmProblem, arch: ArchSpec) -> list[GemmSchedule]:
 
 
 def _sensible(problem: GemmProblem, s: GemmSchedule) -> bool:
-    """Leave out clusters without neighbours to share with, shallow pipelines, and wide
-    k stages of wide tiles."""
+    """Leave out clusters without neighbours to share with, shallow pipelines, k stages
+    that measured slower (narrow ones of small tiles, wide ones of large), and low tiles
+    for anything but one row of tiles."""
     rows, columns = -(-problem.m // s.tile_m), -(-problem.n // s.tile_n)
     if s.cluster_m > rows or s.cluster_n > columns:
         return False
+    if s.tile_m < 64 and (rows > 1 or problem.m <= s.tile_m // 2 and s.tile_m > 8):
+        return False
     wide = s.tile_k * problem.a_dtype.bytes > 128
-    return s.ab_stages >= 3 and not (wide and s.tile_n > 64)
+    small = s.tile_m <= 64 and s.tile_n <= 96
+    return s.ab_stages >= 3 and wide == small
 
 
 def seconds(problem: GemmProblem, s: GemmSchedule, arch: ArchSpec) -> float:
