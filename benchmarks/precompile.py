@@ -87,7 +87,7 @@ def _sources(
     seen: set[Slot] = set()
     for case in _cases(args):
         wanted = [(Accum.FAST, args.top)]
-        if case.kind == "fp8":
+        if case.is_fp8:
             wanted.append((Accum.EXACT, args.exact_top))
         for accum, limit in wanted:
             for schedule in search.candidates(case, accum, arch, limit):

@@ -6,7 +6,6 @@ import json
 import tempfile
 from pathlib import Path
 
-import torch
 from bench_helper import fake_session, fault, requests
 from torch.testing._internal.common_utils import (
     TestCase,
@@ -19,14 +18,15 @@ from torch_cute_backend.arch import SM90
 from torch_cute_backend.bench import check, results, suite
 from torch_cute_backend.bench.cases import (
     DECODE,
+    KINDS,
     LARGE,
     SUITES,
     Case,
     Inputs,
-    bf16_problem,
-    fp8_problem,
+    kind_of,
+    make_inputs,
     parse_shapes,
-    quantize_rowwise,
+    problem_of,
 )
 from torch_cute_backend.bench.results import OURS
 from torch_cute_backend.errors import UserError
@@ -60,9 +60,7 @@ class TestRun(TestCase):
             written = suite.run(SUITES["headline"], options(self.out), session, silent)
         rows = self.rows()
         self.assertEqual(len(rows), written)
-        common = set(
-            ("suite", "shape", "dtype", "scaling", "accum", "provider", "protocol")
-        )
+        common = {"suite", "shape", "dtype", "scaling", "accum", "provider", "protocol"}
         common |= {"us", "us_min", "us_max", *FACTS}
         for row in rows:
             extra = {"kernel"}
@@ -97,7 +95,7 @@ class TestRun(TestCase):
             ]
             self.assertEqual(len(ours), 3)
             self.assertEqual([r["chosen"] for r in ours], [True, False, False])
-            choice = lookup.choose(fp8_problem((m, n, k)), SM90)
+            choice = lookup.choose(problem_of("fp8", (m, n, k)), SM90)
             self.assertEqual(ours[0]["schedule"], choice.schedule.to_json())
             self.assertEqual(ours[0]["source"], choice.source)
 
@@ -129,7 +127,7 @@ class TestRun(TestCase):
             self.assertEqual(len(requests(log, "time")), 2)
 
     def test_failures_are_noted_and_not_tried_again(self):
-        choice = lookup.choose(fp8_problem(SHAPES[0]), SM90)
+        choice = lookup.choose(problem_of("fp8", SHAPES[0]), SM90)
         said: list[str] = []
         some = options(self.out, shapes=SHAPES[:1])
         with fake_session({fault(choice.schedule.tile_n): "wrong"}) as (session, log):
@@ -153,7 +151,7 @@ class TestRun(TestCase):
         self.assertIn("out of time", said[0])
 
     def test_a_table_adds_its_schedule(self):
-        problem = fp8_problem(SHAPES[0])
+        problem = problem_of("fp8", SHAPES[0])
         listed = model.rank(problem, SM90, 40)[-1]
         row = publish.measured_row(
             RowKey.of(problem),
@@ -224,21 +222,28 @@ class TestRowKeys(TestCase):
 
 
 def inputs(kind: str, shape: tuple[int, int, int]) -> Inputs:
-    m, n, k = shape
-    torch.manual_seed(0)
-    a, b = torch.randn(m, k), torch.randn(n, k)
-    out = torch.empty(m, n, dtype=torch.bfloat16)
-    if kind == "bf16":
-        return Inputs(a.bfloat16(), b.bfloat16(), out)
-    (qa, sa), (qb, sb) = quantize_rowwise(a), quantize_rowwise(b)
-    return Inputs(qa, qb, out, sa, sb)
+    return make_inputs(problem_of(kind, shape), 1, "cpu")[0]
 
 
 class TestCheck(TestCase):
-    @parametrize("kind", ["fp8", "bf16"])
+    @parametrize("kind", list(KINDS))
+    def test_inputs_are_of_their_kind(self, kind):
+        problem = problem_of(kind, (24, 32, 64))
+        self.assertTrue(problem.validate())
+        self.assertEqual(kind_of(problem), kind)
+        x = inputs(kind, (24, 32, 64))
+        self.assertEqual(tuple(x.a.shape), (24, 64))
+        self.assertEqual(tuple(x.b.shape), (32, 64))
+        self.assertEqual(x.b.stride(), (1, 32) if kind.endswith("-bn") else (64, 1))
+        self.assertEqual(str(x.a.dtype), f"torch.{problem.a_dtype}")
+        self.assertEqual(str(x.out.dtype), f"torch.{problem.out_dtype}")
+        sizes = {"fp8": [24, 32], "fp8-tensorwise": [1, 1]}.get(kind, [])
+        self.assertEqual([s.numel() for s in x.scales], sizes)
+
+    @parametrize("kind", list(KINDS))
     def test_right_numbers_pass_and_wrong_ones_do_not(self, kind):
         shape = (48, 64, 256)
-        problem = fp8_problem(shape) if kind == "fp8" else bf16_problem(shape)
+        problem = problem_of(kind, shape)
         x = inputs(kind, shape)
         want = check.reference(problem, x)
 
@@ -254,19 +259,19 @@ class TestCheck(TestCase):
                 check.check(problem, x, wrong, want, "wrong")
 
     def test_exact_accumulation_is_held_to_more(self):
-        fast, exact = (check.slack(fp8_problem(SHAPES[0], a)) for a in Accum)
+        fast, exact = (check.slack(problem_of("fp8", SHAPES[0], a)) for a in Accum)
         self.assertGreater(fast, exact)
 
     def test_a_returned_tensor_is_what_counts(self):
-        problem = bf16_problem((8, 16, 32))
+        problem = problem_of("bf16", (8, 16, 32))
         x = inputs("bf16", (8, 16, 32))
         want = check.reference(problem, x)
         check.check(problem, x, lambda: want.bfloat16(), want, "right")
 
-    @parametrize("kind", ["fp8", "bf16"])
+    @parametrize("kind", list(KINDS))
     def test_the_sweep_finds_one_wrong_element(self, kind):
         shapes = ((3, 16, 32), (65, 48, 112), (16, 16, 8192))
-        problem = fp8_problem(SHAPES[0]) if kind == "fp8" else bf16_problem(SHAPES[0])
+        problem = problem_of(kind, SHAPES[0])
 
         def run(a, b, out, *scales) -> None:
             result = a.float() @ b.float().t()

@@ -7,16 +7,38 @@ from dataclasses import dataclass
 
 import torch
 
-from torch_cute_backend.dtypes import BFLOAT16, E4M3
+from torch_cute_backend.dtypes import BFLOAT16, E4M3, FLOAT16, DType
 from torch_cute_backend.epilogue.graph import EpilogueGraph, InputKind
 from torch_cute_backend.errors import UserError
-from torch_cute_backend.problem import Accum, GemmProblem
+from torch_cute_backend.problem import Accum, GemmProblem, Major
 
 Shape = tuple[int, int, int]
 """(M, N, K)"""
 
-KINDS = ("fp8", "bf16")
-"""``fp8``: rowwise scaled_mm, e4m3 to bf16; ``bf16``: mm. B is K-major in both."""
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of GEMM: element type, scaling, and which mode of B has stride 1."""
+
+    dtype: DType
+    scaling: str = "none"
+    b_major: Major = Major.K
+
+
+KINDS: dict[str, Kind] = {
+    "fp8": Kind(E4M3, "rowwise"),
+    "fp8-tensorwise": Kind(E4M3, "tensorwise"),
+    "bf16": Kind(BFLOAT16),
+    "bf16-bn": Kind(BFLOAT16, b_major=Major.MN),
+    "fp16": Kind(FLOAT16),
+    "fp16-bn": Kind(FLOAT16, b_major=Major.MN),
+}
+"""FP8 is scaled_mm, e4m3 to bf16; the others are mm. ``x @ w.t()`` has a K-major B,
+``x @ w`` an N-major one (``-bn``)."""
+_SCALES = {
+    "rowwise": (InputKind.ROW, InputKind.COL),
+    "tensorwise": (InputKind.SCALAR, InputKind.SCALAR),
+}
 
 _DECODE_M = (1, 2, 8, 16, 32, 64)
 _DECODE_KN = (
@@ -87,10 +109,12 @@ class Case:
     kind: str
     shape: Shape
 
+    @property
+    def is_fp8(self) -> bool:
+        return KINDS[self.kind].dtype.is_fp8
+
     def problem(self, accum: Accum = Accum.FAST) -> GemmProblem:
-        if self.kind == "fp8":
-            return fp8_problem(self.shape, accum)
-        return bf16_problem(self.shape)
+        return problem_of(self.kind, self.shape, accum)
 
     def describe(self) -> str:
         return f"{self.kind} {'x'.join(map(str, self.shape))}"
@@ -143,32 +167,47 @@ def parse_shapes(text: str) -> tuple[Shape, ...]:
     return _unique(shapes)
 
 
-def fp8_problem(shape: Shape, accum: Accum = Accum.FAST) -> GemmProblem:
-    """FP8 rowwise scaled_mm to bf16."""
+def problem_of(kind: str, shape: Shape, accum: Accum = Accum.FAST) -> GemmProblem:
+    """The GEMM of a kind; ``accum`` matters to FP8 only.
+
+    Raises:
+        UserError: there is no such kind.
+    """
+    if kind not in KINDS:
+        raise UserError(f"unknown kind {kind!r}; known: {', '.join(KINDS)}")
     m, n, k = shape
+    spec = KINDS[kind]
+    fp8 = spec.dtype.is_fp8
+    out = BFLOAT16 if fp8 else spec.dtype
     return GemmProblem(
-        op="scaled_mm",
+        op="scaled_mm" if fp8 else "mm",
         m=m,
         n=n,
         k=k,
-        a_dtype=E4M3,
-        b_dtype=E4M3,
-        scaling="rowwise",
-        accum=accum,
-        epilogue=EpilogueGraph.linear(BFLOAT16, InputKind.ROW, InputKind.COL),
-        out_aligned=n * BFLOAT16.bytes % 16 == 0,
+        a_dtype=spec.dtype,
+        b_dtype=spec.dtype,
+        b_major=spec.b_major,
+        scaling=spec.scaling,
+        accum=accum if fp8 else Accum.FAST,
+        epilogue=EpilogueGraph.linear(out, *_SCALES.get(spec.scaling, ())),
+        out_aligned=n * out.bytes % 16 == 0,
     )
 
 
-def bf16_problem(shape: Shape) -> GemmProblem:
-    """bf16 mm, both operands K-major, as ``x @ w.t()`` gives."""
-    m, n, k = shape
-    return GemmProblem(op="mm", m=m, n=n, k=k, out_aligned=n * BFLOAT16.bytes % 16 == 0)
+def kind_of(problem: GemmProblem) -> str | None:
+    """The kind that ``problem`` is of, apart from its epilogue; None if of no kind."""
+    for name, spec in KINDS.items():
+        same = (problem.a_dtype, problem.b_dtype, problem.scaling, problem.b_major)
+        wanted = (spec.dtype, spec.dtype, spec.scaling, spec.b_major)
+        if same == wanted and problem.a_major is Major.K:
+            return name
+    return None
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """One input set. ``b`` is (N, K), K-major; scales are fp32, (M,) and (N,)."""
+    """One input set. ``a`` is (M, K), ``b`` (N, K); scales are fp32, (M,) and (N,) or
+    (1,) and (1,)."""
 
     a: torch.Tensor
     b: torch.Tensor
@@ -176,37 +215,47 @@ class Inputs:
     scale_a: torch.Tensor | None = None
     scale_b: torch.Tensor | None = None
 
+    @property
+    def scales(self) -> tuple[torch.Tensor, ...]:
+        if self.scale_a is None or self.scale_b is None:
+            return ()
+        return self.scale_a, self.scale_b
 
-def quantize_rowwise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(R, K) -> e4m3 of the same shape and the fp32 scale of each row, (R,)."""
+
+def quantize(x: torch.Tensor, rowwise: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """(R, K) -> e4m3 of the same shape and the fp32 scale of each row or of all."""
     limit = torch.finfo(torch.float8_e4m3fn).max
-    scale = (x.abs().amax(dim=1).float() / limit).clamp(min=1e-12)
+    largest = x.abs().amax(dim=1) if rowwise else x.abs().max()[None]
+    scale = (largest.float() / limit).clamp(min=1e-12)
     return (x.float() / scale[:, None]).to(torch.float8_e4m3fn), scale
 
 
 def make_inputs(problem: GemmProblem, count: int, device: str = "cuda") -> list[Inputs]:
     """``count`` different input sets of random-normal data."""
     generator = torch.Generator(device=device).manual_seed(0)
+    out_dtype = getattr(torch, problem.out_dtype.name)
+    wide = torch.bfloat16 if problem.a_dtype.is_fp8 else out_dtype
+
+    def normal(rows: int, columns: int) -> torch.Tensor:
+        return torch.randn(
+            rows, columns, generator=generator, device=device, dtype=wide
+        )
+
     sets = []
     for _ in range(count):
-        a = _normal(problem.m, problem.k, generator, device)
-        b = _normal(problem.n, problem.k, generator, device)
-        out = torch.empty(problem.m, problem.n, dtype=torch.bfloat16, device=device)
+        a = normal(problem.m, problem.k)
+        if problem.b_major is Major.K:
+            b = normal(problem.n, problem.k)
+        else:
+            b = normal(problem.k, problem.n).t()
+        out = torch.empty(problem.m, problem.n, dtype=out_dtype, device=device)
         if problem.a_dtype.is_fp8:
-            qa, sa = quantize_rowwise(a)
-            qb, sb = quantize_rowwise(b)
+            rowwise = problem.scaling == "rowwise"
+            (qa, sa), (qb, sb) = quantize(a, rowwise), quantize(b, rowwise)
             sets.append(Inputs(qa, qb, out, sa, sb))
         else:
             sets.append(Inputs(a, b, out))
     return sets
-
-
-def _normal(
-    rows: int, columns: int, generator: torch.Generator, device: str
-) -> torch.Tensor:
-    return torch.randn(
-        rows, columns, generator=generator, device=device, dtype=torch.bfloat16
-    )
 
 
 def bytes_per_set(problem: GemmProblem) -> int:

@@ -8,11 +8,11 @@ import torch
 
 from torch_cute_backend.bench.cases import Inputs, Shape
 from torch_cute_backend.bench.protocol import Call
-from torch_cute_backend.problem import Accum, GemmProblem
+from torch_cute_backend.problem import Accum, GemmProblem, Major
 
 OUTPUT_ROUNDING = 2.0**-8
 """bf16 rounds by at most half of it."""
-SLACK = {"bf16": 1e-2, "exact": 1e-2, "fast": 6e-2}
+SLACK = {"half": 1e-2, "exact": 1e-2, "fast": 6e-2}
 """Accumulation error, in units of the output's root mean square. FP8's fast
 accumulation keeps about 14 bits and truncates, which adds up over a long K."""
 
@@ -20,14 +20,15 @@ accumulation keeps about 14 bits and truncates, which adds up over a long K."""
 def reference(problem: GemmProblem, x: Inputs) -> torch.Tensor:
     """fp32 result of one input set, (M, N), before the output's rounding."""
     result = x.a.float() @ x.b.float().t()
-    if x.scale_a is not None and x.scale_b is not None:
-        result = result * x.scale_a[:, None] * x.scale_b[None, :]
+    if x.scales:
+        scale_a, scale_b = x.scales
+        result = result * scale_a[:, None] * scale_b[None, :]
     return result
 
 
 def slack(problem: GemmProblem) -> float:
     if not problem.a_dtype.is_fp8:
-        return SLACK["bf16"]
+        return SLACK["half"]
     return SLACK["exact" if problem.accum is Accum.EXACT else "fast"]
 
 
@@ -84,13 +85,18 @@ def sweep_exact(
         a, b = _integers(m, k, generator), _integers(n, k, generator)
         want = a @ b.t()
         scales: tuple[torch.Tensor, ...] = ()
-        if problem.scaling == "rowwise":
-            scales = (_powers(m, generator), _powers(n, generator))
+        if problem.scaling != "none":
+            rowwise = problem.scaling == "rowwise"
+            counts = (m, n) if rowwise else (1, 1)
+            scales = (_powers(counts[0], generator), _powers(counts[1], generator))
             want = want * scales[0][:, None] * scales[1][None, :]
         kind = getattr(torch, problem.a_dtype.name)
-        out = torch.full((m, n), float("nan"), dtype=torch.bfloat16, device=device)
+        out_kind = getattr(torch, problem.out_dtype.name)
+        if problem.b_major is Major.MN:
+            b = b.t().contiguous().t()
+        out = torch.full((m, n), float("nan"), dtype=out_kind, device=device)
         run(a.to(kind), b.to(kind), out, *scales)
-        bad = int((out != want.to(torch.bfloat16)).sum())
+        bad = int((out != want.to(out_kind)).sum())
         if bad:
             wrong.append(f"{m}x{n}x{k}: {bad} of {m * n} elements")
     return len(shapes) - len(wrong), wrong

@@ -27,7 +27,7 @@ from torch_cute_backend.bench import check, providers, results
 from torch_cute_backend.bench.cases import Case, Shape, make_inputs
 from torch_cute_backend.bench.protocol import Timing
 from torch_cute_backend.errors import CompileError, CuteBackendError, UserError
-from torch_cute_backend.runtime import device, launch, toolchain
+from torch_cute_backend.runtime import device, toolchain
 from torch_cute_backend.runtime.pool import WorkerProcess
 from torch_cute_backend.runtime.worker import private_stdout
 from torch_cute_backend.status import Status
@@ -186,9 +186,9 @@ def measure(shape: Shape) -> dict[str, Any]:
     request = providers.Request(problem, arch, sets, choice.schedule)
     ours, aten = providers.ours(request), providers.aten(request)
     check.check(problem, x, ours.calls[0], check.reference(problem, x), results.OURS)
-    kernel = launch.load_kernel(providers.build(problem, choice.schedule, arch).source)
+    kernel, _ = providers.kernel_for(problem, choice.schedule, arch)
     sms = device.sm_count(torch.cuda.current_device())
-    launch_ours = python_batch(kernel, x.a, x.b, x.out, *providers.scales_of(x), sms)
+    launch_ours = python_batch(kernel, x.a, x.b, x.out, *x.scales, sms)
     with bare_launches(sms) as bare:
         contestants = {
             "cuLaunchKernelEx": bare,

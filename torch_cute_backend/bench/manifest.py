@@ -29,6 +29,8 @@ class Kind:
 
     family: str
     accum: str
+    a_major: str
+    b_major: str
     out_dtype: str
     out_aligned: bool
 
@@ -44,6 +46,8 @@ class Kind:
         return cls(
             problem.family,
             problem.accum.value,
+            problem.a_major.value,
+            problem.b_major.value,
             problem.out_dtype.name,
             problem.out_aligned,
         )

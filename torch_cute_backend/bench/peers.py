@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torch_cute_backend.bench.cases import kind_of
 from torch_cute_backend.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,14 +28,14 @@ def require(module: str) -> Any:
 
 def vllm(request: Request) -> Prepared:
     """vLLM's CUTLASS scaled_mm, rowwise."""
-    from torch_cute_backend.bench.providers import Prepared, scales_of
+    from torch_cute_backend.bench.providers import Prepared, broadcast_scales
 
     _only(request, "fp8", "vllm")
     ops = require("vllm._custom_ops")
 
     def call(x: Inputs) -> Call:
-        sa, sb = scales_of(x)
-        sa, sb, b = sa[:, None], sb[None, :], x.b.t()
+        sa, sb = broadcast_scales(x)
+        b = x.b.t()
         return lambda: ops.cutlass_scaled_mm(x.a, b, sa, sb, torch.bfloat16)
 
     return Prepared([call(x) for x in request.sets])
@@ -68,7 +69,7 @@ def deep_gemm(request: Request) -> Prepared:
 
 
 def _only(request: Request, kind: str, name: str) -> None:
-    found = "fp8" if request.problem.a_dtype.is_fp8 else "bf16"
+    found = kind_of(request.problem)
     if found != kind:
         raise UserError(f"{name} is compared on {kind}, not on {found}")
 

@@ -114,8 +114,7 @@ def ours(request: Request) -> Prepared:
     sms = device.sm_count(torch.cuda.current_device())
 
     def call(x: Inputs) -> Call:
-        scales = () if x.scale_a is None else (x.scale_a, x.scale_b)
-        return lambda: kernel(x.a, x.b, x.out, *scales, sms)
+        return lambda: kernel(x.a, x.b, x.out, *x.scales, sms)
 
     return Prepared([call(x) for x in request.sets], name)
 
@@ -125,8 +124,8 @@ def aten(request: Request) -> Prepared:
     fast = request.problem.accum is Accum.FAST
 
     def scaled(x: Inputs) -> Call:
-        sa, sb = scales_of(x)
-        sa, sb, b = sa[:, None], sb[None, :], x.b.t()
+        sa, sb = broadcast_scales(x)
+        b = x.b.t()
         return lambda: torch._scaled_mm(
             x.a,
             b,
@@ -149,6 +148,7 @@ def compiled(problem: GemmProblem) -> Callable[[Inputs], Call]:
     """``torch.compile(mode="max-autotune-no-cudagraphs")`` of the GEMM, as a model
     would write it; compiled at the first call."""
     fast = problem.accum is Accum.FAST
+    rowwise = problem.scaling == "rowwise"
 
     def scaled(
         a: torch.Tensor, b: torch.Tensor, sa: torch.Tensor, sb: torch.Tensor
@@ -156,8 +156,8 @@ def compiled(problem: GemmProblem) -> Callable[[Inputs], Call]:
         return torch._scaled_mm(
             a,
             b.t(),
-            scale_a=sa[:, None],
-            scale_b=sb[None, :],
+            scale_a=sa[:, None] if rowwise else sa,
+            scale_b=sb[None, :] if rowwise else sb,
             out_dtype=torch.bfloat16,
             use_fast_accum=fast,
         )
@@ -171,8 +171,7 @@ def compiled(problem: GemmProblem) -> Callable[[Inputs], Call]:
     )
 
     def call(x: Inputs) -> Call:
-        args = (x.a, x.b, *scales_of(x)) if fp8 else (x.a, x.b)
-        return lambda: function(*args)
+        return lambda: function(x.a, x.b, *x.scales)
 
     return call
 
@@ -192,7 +191,7 @@ def t_read(request: Request) -> Prepared:
 
     sms = device.sm_count(torch.cuda.current_device())
     place = request.sets[0].b.device
-    words = [read_kernel.words_of(x.b) for x in request.sets]
+    words = [read_kernel.words_of(_rows(x.b)) for x in request.sets]
 
     def calls(c: read_kernel.ReadConfig, sums: torch.Tensor) -> list[Call]:
         return [partial(read_kernel.read, w, sums, c) for w in words]
@@ -213,11 +212,22 @@ def t_read(request: Request) -> Prepared:
     return Prepared(chosen, best, gemm=False, verify=verify)
 
 
-def scales_of(x: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """(M,) and (N,); a ``UserError`` where the inputs have none."""
+def _rows(b: torch.Tensor) -> torch.Tensor:
+    """``b`` or its transpose, whichever is contiguous."""
+    return b if b.is_contiguous() else b.t()
+
+
+def broadcast_scales(x: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales as ``torch._scaled_mm`` takes them: (M, 1) and (1, N), or one element.
+
+    Raises:
+        UserError: the inputs have none.
+    """
     if x.scale_a is None or x.scale_b is None:
         raise UserError("these inputs have no scales")
-    return x.scale_a, x.scale_b
+    if x.scale_a.numel() == x.scale_b.numel() == 1 and x.out.numel() > 1:
+        return x.scale_a, x.scale_b
+    return x.scale_a[:, None], x.scale_b[None, :]
 
 
 BUILT_IN: dict[str, Provider] = {

@@ -18,7 +18,7 @@ from torch_cute_backend.bench.cases import Case, Shape, Suite
 from torch_cute_backend.bench.protocol import ROUNDS, Timing
 from torch_cute_backend.bench.session import Deadline, Entry, Outcome, Session
 from torch_cute_backend.errors import UserError
-from torch_cute_backend.problem import Accum
+from torch_cute_backend.problem import Accum, Major
 from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.tuning import lookup, model
 from torch_cute_backend.tuning.table import RowKey, TableRow, load_table
@@ -93,7 +93,7 @@ def entries_for(
     """Everything to time together for one shape."""
     rows = load_table(options.table) if options.table else ()
     accums = [Accum.FAST]
-    if case.kind == "fp8" and suite.exact:
+    if case.is_fp8 and suite.exact:
         accums.append(Accum.EXACT)
     entries: list[Entry] = []
     for name in options.providers:
@@ -105,7 +105,7 @@ def entries_for(
                     case, accum, arch, options.schedules, rows
                 )
             ]
-        elif name == "aten" and case.kind == "fp8":
+        elif name == "aten" and case.is_fp8:
             entries += [Entry(name, a.value) for a in Accum]
         else:
             entries.append(Entry(name))
@@ -124,6 +124,8 @@ def result_row(
     problem = case.problem()
     m, n, k = case.shape
     extra: dict[str, Any] = {}
+    if problem.b_major is not Major.K:
+        extra["b_major"] = problem.b_major.value
     if kernel is not None:
         extra["kernel"] = kernel
     if entry.schedule is not None:
@@ -136,7 +138,7 @@ def result_row(
         {"m": m, "n": n, "k": k},
         problem.a_dtype.name,
         problem.scaling,
-        entry.accum if case.kind == "fp8" else "fp32",
+        entry.accum if case.is_fp8 else "fp32",
         entry.label,
         timing,
         protocol,
@@ -148,9 +150,10 @@ def entry_key(case: Case, entry: Entry, protocol: str) -> str:
     """Identifies a measurement across runs; equal to :func:`row_key` of its row."""
     m, n, k = case.shape
     schedule = None if entry.schedule is None else entry.schedule.to_json()
-    accum = entry.accum if case.kind == "fp8" else "fp32"
-    dtype = case.problem().a_dtype.name
-    return _key(case.suite, [m, n, k], dtype, accum, entry.label, schedule, protocol)
+    accum = entry.accum if case.is_fp8 else "fp32"
+    problem = case.problem()
+    what = (problem.a_dtype.name, problem.scaling, problem.b_major.value)
+    return _key(case.suite, [m, n, k], what, accum, entry.label, schedule, protocol)
 
 
 def row_key(row: dict[str, Any]) -> str:
@@ -158,7 +161,7 @@ def row_key(row: dict[str, Any]) -> str:
     return _key(
         row["suite"],
         shape,
-        row["dtype"],
+        (row["dtype"], row["scaling"], row.get("b_major", Major.K.value)),
         row["accum"],
         row["provider"],
         row.get("schedule"),
