@@ -10,7 +10,7 @@ Never run on hardware by this project: cubin and simulator stand behind it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torch_cute_backend.arch.spec import ArchSpec, check_common
@@ -30,11 +30,6 @@ WARP_THREADS = 32
 
 EPI_COLUMNS = (8, 16, 32, 64, 128)
 """Subtile widths that one tcgen05.ld reads."""
-TMA_BOX_BYTES = 16
-"""Smallest row of a TMA box."""
-SWIZZLE_ROWS = 8
-"""Rows of one swizzle atom; a multicast slice of an operand holds whole atoms."""
-
 MAX_EPILOGUE_VALUES = 96
 """Values of a subtile a thread may hold: measured, two FULL inputs with 32 elements a
 thread take 251 registers, and one output more spills."""
@@ -68,48 +63,63 @@ class Sm100Spec(ArchSpec):
         """Four epilogue warps, one MMA warp, one TMA load warp."""
         return WARP_THREADS * (EPILOGUE_WARPS + 2)
 
+    def smem_used(self, problem: GemmProblem, schedule: GemmSchedule) -> int:
+        """Each CTA of a pair stages half of the B tile."""
+        half = replace(schedule, tile_n=schedule.tile_n // schedule.cta_group)
+        return super().smem_used(problem, half)
+
     def check_schedule(self, problem: GemmProblem, schedule: GemmSchedule) -> Status:
         s = schedule
-        step = 16 if s.tile_m == 128 else 8
-        columns = tmem_columns(s)
-        return check_common(self, problem, s) & Status.check(
-            (s.tile_m in (64, 128), f"tile_m={s.tile_m} is not 64 or 128"),
-            (
-                s.tile_n % step == 0 and step <= s.tile_n <= 256,
-                f"tile_n={s.tile_n} is not a multiple of {step} from {step} to 256",
-            ),
-            (
-                columns <= TMEM_COLUMNS,
-                f"{columns} TMEM columns exceed {TMEM_COLUMNS}",
-            ),
-            (s.acc_stages >= 1, f"acc_stages={s.acc_stages} is not positive"),
-            (
-                s.tile_m != 64 or s.acc_stages == 1 or s.acc_stages % 2 == 0,
-                f"acc_stages={s.acc_stages}: tile_m=64 packs stages in pairs",
-            ),
-            (
-                s.epi_n in EPI_COLUMNS,
-                f"epi_n={s.epi_n} is not one of {', '.join(map(str, EPI_COLUMNS))}",
-            ),
-            (
-                epilogue_values(problem, s) <= MAX_EPILOGUE_VALUES,
-                f"{epilogue_values(problem, s)} epilogue values a thread exceed "
-                f"{MAX_EPILOGUE_VALUES}; a smaller epi_n than {s.epi_n} may fit",
-            ),
-            (
-                s.store == "direct"
-                or s.epi_n * problem.out_dtype.bytes >= TMA_BOX_BYTES,
-                f"epi_n={s.epi_n} is less than {TMA_BOX_BYTES} bytes a row",
-            ),
-            (
-                s.tile_m % (SWIZZLE_ROWS * max(s.cluster_n, 1)) == 0
-                and s.tile_n % (SWIZZLE_ROWS * max(s.cluster_m, 1)) == 0,
-                f"a multicast slice of tile {s.tile_m}x{s.tile_n} over cluster "
-                f"{s.cluster_m}x{s.cluster_n} is not a multiple of {SWIZZLE_ROWS} rows",
-            ),
-            (s.cta_group == 1, f"cta_group={s.cta_group} is not supported yet"),
-            (s.math_warpgroups == 1, "tcgen05 has one MMA warp, not warpgroups"),
-        )
+        common = check_common(self, problem, s)
+        return common & _check_mma(s) & _check_epilogue(problem, s)
+
+
+def _check_mma(s: GemmSchedule) -> Status:
+    """Shapes of the MMA and of its accumulators."""
+    step = 16 if s.tile_m == 128 else 8
+    columns = tmem_columns(s)
+    return Status.check(
+        (s.tile_m in (64, 128), f"tile_m={s.tile_m} is not 64 or 128"),
+        (
+            s.tile_n % step == 0 and step <= s.tile_n <= 256,
+            f"tile_n={s.tile_n} is not a multiple of {step} from {step} to 256",
+        ),
+        (
+            columns <= TMEM_COLUMNS,
+            f"{columns} TMEM columns exceed {TMEM_COLUMNS}",
+        ),
+        (
+            s.tile_m != 64 or s.acc_stages == 1 or s.acc_stages % 2 == 0,
+            f"acc_stages={s.acc_stages}: tile_m=64 packs stages in pairs",
+        ),
+        (s.cta_group in (1, 2), f"cta_group={s.cta_group} is not 1 or 2"),
+        (
+            s.cta_group == 1 or s.cluster_m % 2 == 0,
+            f"a CTA pair needs an even cluster_m, not {s.cluster_m}",
+        ),
+        (
+            s.cta_group == 1 or (s.tile_m == 128 and s.tile_n % 32 == 0),
+            "a CTA pair takes tile_m=128 and tile_n in steps of 32, not "
+            f"{s.tile_m}x{s.tile_n}",
+        ),
+        (s.math_warpgroups == 1, "tcgen05 has one MMA warp, not warpgroups"),
+    )
+
+
+def _check_epilogue(problem: GemmProblem, s: GemmSchedule) -> Status:
+    """What one TMEM load, one TMA box and a thread's registers can hold."""
+    values = epilogue_values(problem, s)
+    return Status.check(
+        (
+            s.epi_n in EPI_COLUMNS,
+            f"epi_n={s.epi_n} is not one of {', '.join(map(str, EPI_COLUMNS))}",
+        ),
+        (
+            values <= MAX_EPILOGUE_VALUES,
+            f"{values} epilogue values a thread exceed {MAX_EPILOGUE_VALUES}; "
+            f"a smaller epi_n than {s.epi_n} may fit",
+        ),
+    )
 
 
 SM100 = Sm100Spec(

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from torch_cute_backend.arch.sm100 import WARP_THREADS
 from torch_cute_backend.codegen import names
@@ -28,7 +29,7 @@ from torch_cute_backend.codegen.emit_epilogue import emit_graph
 from torch_cute_backend.codegen.emit_sm100_setup import Sm100SetupEmitter
 from torch_cute_backend.epilogue.graph import EpilogueGraph, InputKind
 from torch_cute_backend.ir import dataflow as flow
-from torch_cute_backend.ir.expr import Expr
+from torch_cute_backend.ir.expr import BinOp, Const, Expr
 from torch_cute_backend.ir.values import Buffer, Var
 
 Tile = tuple[Expr, Expr]
@@ -37,7 +38,16 @@ Tile = tuple[Expr, Expr]
 class Sm100Emitter(Sm100SetupEmitter):
     """See :class:`~torch_cute_backend.codegen.emit.Emitter`."""
 
-    # --- mainloop ---------------------------------------------------------
+    # --- TMA and mainloop ---------------------------------------------------------
+
+    @emits(flow.TmaLoad)
+    def tma_load(self, s: flow.TmaLoad) -> None:
+        """A is cut into the rows of an MMA, which a pair shares; ``coords`` count the
+        tiles of a CTA."""
+        if self.pair and s.source.name == "A":
+            row, *rest = s.coords
+            s = replace(s, coords=(BinOp("//", row, Const(2)), *rest))
+        super().tma_load(s)
 
     @emits(flow.ConsumerWait)
     def consumer_wait(self, s: flow.ConsumerWait) -> None:

@@ -56,6 +56,27 @@ class Sm100SetupEmitter(Emitter):
             raise CodegenError(f"no pipeline carries {buffer}")
         return self._carriers[buffer]
 
+    @property
+    def pair(self) -> bool:
+        """Do two CTAs share each MMA?"""
+        return self.schedule.cta_group > 1
+
+    @property
+    def cluster_vmnk(self) -> str:
+        """Shape of the cluster with the CTAs of one MMA as its first mode."""
+        if self.pair:
+            return "(2, CLUSTER_M // 2, CLUSTER_N, 1)"
+        return "(1, CLUSTER_M, CLUSTER_N, 1)"
+
+    @property
+    def mma_rows(self) -> str:
+        return "2 * TILE_M" if self.pair else "TILE_M"
+
+    def multicast(self, operand: str) -> bool:
+        """A is shared along the cluster's N, B along its M; a pair splits B."""
+        s = self.schedule
+        return (s.cluster_n if operand == "A" else s.cluster_m // s.cta_group) > 1
+
     def one_subtile(self) -> bool:
         return self.schedule.tile_n == self.schedule.epi_n
 
@@ -75,8 +96,8 @@ class Sm100SetupEmitter(Emitter):
 
     @emits(sync.InitPipelines)
     def init_pipelines(self, s: sync.InitPipelines) -> None:
-        self.out.comment("(CTA of the MMA, cluster m, cluster n, k)")
-        self.out.line("cluster_layout = cute.make_layout((1, CLUSTER_M, CLUSTER_N, 1))")
+        self.out.comment("(CTA of the MMA, MMA m, MMA n, k) -> CTA of the cluster")
+        self.out.line(f"cluster_layout = cute.make_layout({self.cluster_vmnk})")
         for p in s.pipelines:
             self._init_pipeline(p)
 
@@ -106,14 +127,32 @@ class Sm100SetupEmitter(Emitter):
         """The address lands in shared memory; the permit is given up at once, so that
         a kernel that starts behind this one can allocate."""
         out = self.out
+        two = ("is_two_cta=True",) if self.pair else ()
         with out.block("if warp_idx == TMEM_WARP:"):
-            out.line(f"cute.arch.alloc_tmem({s.columns}, storage.tmem_address.ptr)")
-            out.line("cute.arch.relinquish_tmem_alloc_permit()")
+            if self.pair:
+                with out.block("with cute.arch.elect_one():"):
+                    out.line("cute.arch.mbarrier_init(storage.tmem_free.ptr, 1)")
+            out.call(
+                "cute.arch.alloc_tmem(",
+                (f"{s.columns}", "storage.tmem_address.ptr", *two),
+            )
+            out.call("cute.arch.relinquish_tmem_alloc_permit(", two)
 
     @emits(sync.TmemFree)
     def tmem_free(self, s: sync.TmemFree) -> None:
-        with self.out.block("if warp_idx == TMEM_WARP:"):
-            self.out.line(f"cute.arch.dealloc_tmem(tmem_ptr, {s.columns})")
+        """A pair's MMAs write, and its CTAs free, the tensor memory of both: each waits
+        until the other has read its last accumulator."""
+        out = self.out
+        two = ("is_two_cta=True",) if self.pair else ()
+        with out.block("if warp_idx == TMEM_WARP:"):
+            if self.pair:
+                with out.block("with cute.arch.elect_one():"):
+                    out.call(
+                        "cute.arch.mbarrier_arrive(",
+                        ("storage.tmem_free.ptr", "cta_rank ^ 1"),
+                    )
+                out.line("cute.arch.mbarrier_wait(storage.tmem_free.ptr, 0)")
+            out.call("cute.arch.dealloc_tmem(", ("tmem_ptr", f"{s.columns}", *two))
 
     @emits(sync.InitSync)
     def init_sync(self, s: sync.InitSync) -> None:
@@ -138,14 +177,16 @@ class Sm100SetupEmitter(Emitter):
 
     @emits(sync.PartitionTma)
     def partition_tma(self, s: sync.PartitionTma) -> None:
-        self.out.line("thr_mma = tiled_mma.get_slice(0)")
+        cta = "cta_rank % 2" if self.pair else "0"
+        self.out.line(f"thr_mma = tiled_mma.get_slice({cta})")
         for buffer in s.buffers:
             self._partition_load(names.camel(buffer.name), names.gmem(buffer))
 
     def _partition_load(self, x: str, tensor: str) -> None:
-        rows = "TILE_M" if x == "A" else "TILE_N"
-        across = "CLUSTER_N" if x == "A" else "CLUSTER_M"
-        rank = "cta_n" if x == "A" else "cta_m"
+        rows = self.mma_rows if x == "A" else "TILE_N"
+        half = " // 2" if self.pair else ""
+        across = "CLUSTER_N" if x == "A" else f"CLUSTER_M{half}"
+        rank = "cta_n" if x == "A" else f"cta_m{half}"
         out = self.out
         out.comment(f"(MMA, MMA_{rows[-1]}, MMA_K, tiles, k tiles)")
         out.call(
@@ -196,7 +237,7 @@ class Sm100SetupEmitter(Emitter):
             ),
         )
         out.comment("(MMA, MMA_M, MMA_N, stages)")
-        out.line("acc_shape = tiled_mma.partition_shape_C((TILE_M, TILE_N))")
+        out.line(f"acc_shape = tiled_mma.partition_shape_C(({self.mma_rows}, TILE_N))")
         out.call(
             f"{self.tmem_tensor(accumulator)} = cute.make_tensor(",
             (

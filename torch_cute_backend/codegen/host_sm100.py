@@ -51,13 +51,15 @@ class Sm100Host(Sm90Host):
         out.line("tidx, _, _ = cute.arch.thread_idx()")
         out.line("warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())")
         self._cluster_indices(out)
-        out.line("k_tiles = cute.ceil_div(cute.size(mA_mk, mode=[1]), TILE_K)")
+        self._k_tiles(out)
         if self.schedule.cluster_size > 1:
             out.line(
                 "cta_rank = cute.arch.make_warp_uniform("
                 "cute.arch.block_idx_in_cluster())"
             )
             out.line("cta_m, cta_n = cta_rank % CLUSTER_M, cta_rank // CLUSTER_M")
+        if self.schedule.cta_group > 1:
+            out.line("is_leader = cta_rank % 2 == 0  # of the pair that shares MMAs")
 
     # --- host entry point ---------------------------------------------------------
 
@@ -71,11 +73,11 @@ class Sm100Host(Sm90Host):
                 f"OperandMajorMode.{p.a_major.name}",
                 f"OperandMajorMode.{p.b_major.name}",
                 "Float32",
-                "tcgen05.CtaGroup.ONE",
-                "(TILE_M, TILE_N)",
+                self._cta_group,
+                f"({self._mma_rows}, TILE_N)",
             ),
         )
-        out.line("mma_tiler = (TILE_M, TILE_N, TILE_K)")
+        out.line(f"mma_tiler = ({self._mma_rows}, TILE_N, TILE_K)")
         out.comment("(MMA, MMA_M, MMA_K, stages), (MMA, MMA_N, MMA_K, stages)")
         for x, kind in (("a", p.a_dtype), ("b", p.b_dtype)):
             out.call(
@@ -102,21 +104,36 @@ class Sm100Host(Sm90Host):
     def _mmas(self, out: Writer) -> None:
         """The tiled MMA comes first, in :meth:`_layouts`, which need it."""
 
+    @property
+    def _cta_group(self) -> str:
+        pair = self.schedule.cta_group > 1
+        return f"tcgen05.CtaGroup.{'TWO' if pair else 'ONE'}"
+
+    @property
+    def _mma_rows(self) -> str:
+        return "2 * TILE_M" if self.schedule.cta_group > 1 else "TILE_M"
+
     def _load_atom(
         self, out: Writer, x: str, tensor: str, rows: str, multicast: int
     ) -> None:
+        group = self.schedule.cta_group
+        if x == "b":
+            multicast //= group
         kind = "MulticastOp" if multicast > 1 else "Op"
+        across_m = "CLUSTER_M" if group == 1 else "CLUSTER_M // 2"
         out.call(
             f"tma_atom_{x}, {tensor} = cute.nvgpu.make_tiled_tma_atom_{x.upper()}(",
             (
-                f"cpasync.CopyBulkTensorTileG2S{kind}(tcgen05.CtaGroup.ONE)",
+                f"cpasync.CopyBulkTensorTileG2S{kind}({self._cta_group})",
                 x,
                 f"cute.slice_({x}_smem_layout, (None, None, None, 0))",
                 "mma_tiler",
                 "tiled_mma",
-                "(1, CLUSTER_M, CLUSTER_N, 1)",
+                f"({group}, {across_m}, CLUSTER_N, 1)",
             ),
         )
 
     def _barrier_fields(self) -> tuple[str, ...]:
-        return (*super()._barrier_fields(), "tmem_address: cutlass.Int32")
+        pair = self.schedule.cta_group > 1
+        free = ("tmem_free: cutlass.Int64",) if pair else ()
+        return (*super()._barrier_fields(), *free, "tmem_address: cutlass.Int32")

@@ -64,7 +64,8 @@ def release_state(p: Pipeline) -> str:
 def role_condition(role: Role) -> str:
     """Which warps the role is."""
     if role.warps == 1:
-        return f"warp_idx == {role_constant(role)}"
+        leader = " and is_leader" if role.leader else ""
+        return f"warp_idx == {role_constant(role)}{leader}"
     if role.first_warp == 0:
         return f"warp_idx < {role_constant(role)}"
     last = role.first_warp + role.warps

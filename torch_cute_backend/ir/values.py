@@ -60,12 +60,14 @@ class Role:
     """Warps ``first_warp .. first_warp + warps - 1`` of the CTA, with one job.
 
     ``registers`` is the count given to ``setmaxnreg``, None to leave it alone.
+    ``leader``: only the leader CTA of a pair that shares its MMAs has the role.
     """
 
     name: str
     first_warp: int
     warps: int
     registers: int | None = None
+    leader: bool = False
 
     @property
     def threads(self) -> int:

@@ -81,11 +81,12 @@ def arrivals(program: Program) -> Messages:
 
 
 def tx_bytes(program: Program) -> Messages:
-    """TMA brings what the barrier expects: each carried buffer once a stage."""
+    """TMA brings what the barrier expects: each carried buffer once a stage, for both
+    CTAs of a pair at the leader's."""
     sizes = {name: dtype.bytes for name, dtype in DTYPES.items()}
     for p in program.pipelines:
         tma = p.kind in _TMA_KINDS
-        expected = stage_bytes(p, sizes) if tma else 0
+        expected = stage_bytes(p, sizes) * program.cta_group if tma else 0
         if p.tx_bytes != expected:
             yield f"pipeline {p}: found {p.tx_bytes} bytes, expected {expected}"
         for buffer in p.carries:

@@ -98,6 +98,7 @@ def build_dense_gemm(
         post=_post(res),
         cluster_size=schedule.cluster_size,
         cluster_shape=(schedule.cluster_m, schedule.cluster_n),
+        cta_group=schedule.cta_group,
     )
 
 

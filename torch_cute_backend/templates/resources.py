@@ -110,9 +110,9 @@ def _shared(
     a = Buffer(
         "sA", Space.SMEM, problem.a_dtype.name, (s.tile_m, s.tile_k), s.ab_stages
     )
-    b = Buffer(
-        "sB", Space.SMEM, problem.b_dtype.name, (s.tile_n, s.tile_k), s.ab_stages
-    )
+    # The CTAs of a pair each load half of the B tile that both multiply with.
+    b_rows = s.tile_n // s.cta_group
+    b = Buffer("sB", Space.SMEM, problem.b_dtype.name, (b_rows, s.tile_k), s.ab_stages)
     if s.store == "direct":
         return a, b, None
     out = problem.out_dtype.name
@@ -120,8 +120,9 @@ def _shared(
 
 
 def _stage_bytes(problem: GemmProblem, s: GemmSchedule) -> int:
-    rows = s.tile_m * problem.a_dtype.bytes + s.tile_n * problem.b_dtype.bytes
-    return rows * s.tile_k
+    """What TMA brings to one full barrier: the leader's counts both CTAs of a pair."""
+    a = s.tile_m * s.cta_group * problem.a_dtype.bytes
+    return (a + s.tile_n * problem.b_dtype.bytes) * s.tile_k
 
 
 def _registers_out(problem: GemmProblem, s: GemmSchedule) -> tuple[Buffer, ...]:
@@ -193,7 +194,7 @@ def resources_sm90(problem: GemmProblem, s: GemmSchedule) -> DenseResources:
 def resources_sm100(problem: GemmProblem, s: GemmSchedule) -> DenseResources:
     """Epilogue warps 0-3 (each reads its own quarter of TMEM lanes), then MMA, TMA."""
     epilogue = Role("epilogue", 0, sm100.EPILOGUE_WARPS)
-    mma = Role("mma", sm100.EPILOGUE_WARPS, 1)
+    mma = Role("mma", sm100.EPILOGUE_WARPS, 1, leader=s.cta_group > 1)
     load = Role("load", sm100.EPILOGUE_WARPS + 1, 1)
     a, b, inputs, outputs = _gmem(problem)
     s_a, s_b, staging = _shared(problem, s)
@@ -207,8 +208,8 @@ def resources_sm100(problem: GemmProblem, s: GemmSchedule) -> DenseResources:
         stages=s.ab_stages,
         tx_bytes=_stage_bytes(problem, s),
         producer_arrivals=1,
-        # One tcgen05.commit arrival from every CTA whose MMA reads a multicast stage.
-        consumer_arrivals=s.cluster_m + s.cluster_n - 1,
+        # One tcgen05.commit arrival from every MMA that reads a multicast stage.
+        consumer_arrivals=s.cluster_m // s.cta_group + s.cluster_n - 1,
     )
     acc_pipe = Pipeline(
         name="acc",
@@ -219,7 +220,7 @@ def resources_sm100(problem: GemmProblem, s: GemmSchedule) -> DenseResources:
         stages=s.acc_stages,
         tx_bytes=0,
         producer_arrivals=1,
-        consumer_arrivals=epilogue.warps,
+        consumer_arrivals=epilogue.warps * s.cta_group,
     )
     return DenseResources(
         load=load,
