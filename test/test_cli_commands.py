@@ -37,6 +37,7 @@ EXPLAIN_KEYS = {
     "kernel",
     "source_sha256",
     "unsupported",
+    "not_offered_here",
 }
 
 MISTAKES = {
@@ -161,6 +162,19 @@ class TestExplain(CliTestCase):
         self.assertIsNone(report["source_sha256"])
         self.assertIn("no kernel:", self.succeed("explain", *odd))
 
+    def test_not_offered_here(self):
+        self.assertEqual(self.explain(*GEMM)["not_offered_here"], [])
+        with config.patch(enabled=False):
+            self.assertEqual(
+                self.explain(*GEMM)["not_offered_here"],
+                ["TORCH_CUTE_BACKEND_ENABLED=0"],
+            )
+            self.assertIn("not offered:", self.succeed("explain", *GEMM))
+
+    def test_short_names_of_dtypes(self):
+        short = self.explain(*GEMM, "--dtype", "fp8", "--out-dtype", "bf16")
+        self.assertEqual(short, self.explain(*GEMM))
+
     def test_schedule_that_does_not_fit(self):
         schedule = self.explain(*GEMM, "--arch", "sm_90a")["schedule"]
         schedule["ab_stages"] = 99
@@ -250,7 +264,7 @@ class TestDoctor(CliTestCase):
             mock.patch.object(toolchain, "linker", return_value=None),
         ):
             text = self.succeed("doctor")
-        self.assertRegex(text, r"OFF CuTe DSL +5.0 is not >=4.8.1,<4.9")
+        self.assertRegex(text, r"OFF CuTe DSL +nvidia-cutlass-dsl 5.0 is not >=")
         self.assertRegex(text, r"OFF plugin +TORCH_CUTE_BACKEND_ENABLED=0")
         self.assertRegex(text, r"OFF warm start +no C compiler")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.metadata
 import json
 import os
@@ -83,7 +84,17 @@ def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
+        return _imported_version(package)
+
+
+def _imported_version(package: str) -> str | None:
+    """For a package that was copied into place, without its metadata."""
+    try:
+        module = importlib.import_module(package)
+    except ImportError:
         return None
+    version: str | None = getattr(module, "__version__", None)
+    return version
 
 
 def _gpus() -> list[dict[str, Any]]:
@@ -106,8 +117,12 @@ def _gpus() -> list[dict[str, Any]]:
     return gpus
 
 
-def _checks() -> list[tuple[str, Status, str]]:
-    """(what, whether it is as it should be, what was found)."""
+def environment_checks() -> list[tuple[str, Status, str]]:
+    """What must hold for Inductor to be offered kernels, GPU aside.
+
+    Returns:
+        (what, whether it is as it should be, what is said if it is).
+    """
     dsl = toolchain.dsl_version()
     low, high = toolchain.DSL_VERSIONS
     return [
@@ -115,10 +130,21 @@ def _checks() -> list[tuple[str, Status, str]]:
         (
             "CuTe DSL",
             Status.check(
-                (toolchain.dsl_supported(dsl), f"{dsl} is not >={low},<{high}"),
+                (
+                    toolchain.dsl_supported(dsl),
+                    f"nvidia-cutlass-dsl {dsl} is not >={low},<{high}",
+                ),
             ),
             "supported",
         ),
+        ("plugin", _plugin_status(), "offers kernels wherever max_autotune is on"),
+    ]
+
+
+def _checks() -> list[tuple[str, Status, str]]:
+    """As :func:`environment_checks`, and what else is good to know."""
+    return [
+        *environment_checks(),
         (
             "warm start",
             Status.check(
@@ -131,7 +157,6 @@ def _checks() -> list[tuple[str, Status, str]]:
             f"links with {toolchain.linker()}",
         ),
         ("cache", _cache_status(), str(config.get().cache_dir)),
-        ("plugin", _plugin_status(), "offers kernels wherever max_autotune is on"),
         ("GPU", _gpu_status(), "kernels can run here"),
     ]
 

@@ -30,7 +30,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def to_json(planned: Plan) -> dict[str, Any]:
-    """Everything that :func:`to_text` says; ``unsupported`` lists reasons, or is []."""
+    """Everything that :func:`to_text` says.
+
+    ``unsupported`` lists why no kernel fits, ``not_offered_here`` why Inductor would
+    not be offered one in this environment; both are empty if all is well.
+    """
     schedule = planned.schedule
     report: dict[str, Any] = {
         "problem": problem_to_json(planned.problem),
@@ -42,6 +46,7 @@ def to_json(planned: Plan) -> dict[str, Any]:
         "kernel": None,
         "source_sha256": None,
         "unsupported": [],
+        "not_offered_here": list(not_offered_here()),
     }
     if isinstance(planned.result, KernelBuild):
         report["loop_omission"] = omission_to_json(planned.result.omission)
@@ -50,6 +55,15 @@ def to_json(planned: Plan) -> dict[str, Any]:
     else:
         report["unsupported"] = list(planned.result.reasons)
     return report
+
+
+def not_offered_here() -> tuple[str, ...]:
+    """What in this environment keeps our kernels away from Inductor."""
+    from torch_cute_backend.cli.doctor_cmd import environment_checks
+
+    return tuple(
+        reason for _, status, _ in environment_checks() for reason in status.reasons
+    )
 
 
 def omission_to_json(omission: Omission) -> dict[str, Any]:
@@ -72,6 +86,7 @@ def to_text(planned: Plan) -> str:
     """The report for people."""
     lines = [f"problem:      {planned.problem.describe()}"]
     lines.append(f"arch:         {planned.arch.name}")
+    lines += [f"not offered:  {reason}" for reason in not_offered_here()]
     if planned.schedule is not None:
         lines.append(f"schedule:     {describe_schedule(planned)}")
     if not isinstance(planned.result, KernelBuild):

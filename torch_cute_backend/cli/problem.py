@@ -20,6 +20,16 @@ from torch_cute_backend.tuning.lookup import choose
 DEFAULT_ARCH = "sm_100a"
 """Where there is no GPU to ask."""
 
+ALIASES = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp32": "float32",
+    "fp8": "float8_e4m3fn",
+    "e4m3": "float8_e4m3fn",
+    "e5m2": "float8_e5m2",
+}
+"""Short names of dtypes, for typing."""
+
 SCALE_KINDS: dict[str, tuple[InputKind | None, InputKind | None]] = {
     "none": (None, None),
     "tensorwise": (InputKind.SCALAR, InputKind.SCALAR),
@@ -127,9 +137,11 @@ def arch_from(name: str | None) -> ArchSpec:
 
 
 def _dtype(name: str) -> DType:
-    kind = DTYPES.get(name.removeprefix("torch."))
+    plain = name.removeprefix("torch.")
+    kind = DTYPES.get(ALIASES.get(plain, plain))
     if kind is None:
-        raise UserError(f"unknown dtype {name!r}; known: {', '.join(DTYPES)}")
+        known = ", ".join((*DTYPES, *ALIASES))
+        raise UserError(f"unknown dtype {name!r}; known: {known}")
     return kind
 
 
