@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from torch_cute_backend.cli import bench_args
 from torch_cute_backend.errors import CuteBackendError, UserError
 from torch_cute_backend.version import __version__
 
@@ -64,6 +65,9 @@ def build_parser() -> argparse.ArgumentParser:
 
     doctor = commands.add_parser("doctor", help="versions, GPU, what is on and why")
     doctor.add_argument("--json", action="store_true", help="machine-readable")
+
+    bench_args.add_bench(commands, _positive)
+    bench_args.add_tune(commands, _positive)
 
     cache = commands.add_parser("cache", help="the on-disk cache of kernels")
     cache.add_argument(

@@ -14,19 +14,68 @@ from typing import Any
 
 from torch_cute_backend.arch import ArchSpec
 from torch_cute_backend.bench import suite
-from torch_cute_backend.bench.cases import Case
+from torch_cute_backend.bench.cases import Case, Shape, parse_shapes
 from torch_cute_backend.bench.protocol import ROUNDS, Timing
 from torch_cute_backend.bench.results import OURS
 from torch_cute_backend.bench.session import Deadline, Entry, Outcome, Session
+from torch_cute_backend.errors import UserError
 from torch_cute_backend.problem import Accum
 from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.tuning import lookup, model, publish
 from torch_cute_backend.tuning.table import RowKey, TableRow
 
+SUITE = "tune"
 BRIEF_ROUNDS = 3
 FINALISTS = 6
 HOPELESS = 4.0
 """Candidates that the model holds this many times slower than its best are left out."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One GEMM to tune."""
+
+    case: Case
+    accum: Accum
+
+    @classmethod
+    def of(cls, kind: str, shape: Shape, accum: str = Accum.FAST.value) -> Job:
+        """Raises ``UserError`` for an unknown kind or a shape that no kernel takes."""
+        case = Case(SUITE, kind, shape)
+        job = cls(case, Accum(accum))
+        status = case.problem(job.accum).validate()
+        if not status:
+            raise UserError(f"{case.describe()}: {status}")
+        return job
+
+    def describe(self) -> str:
+        exact = " exact" if self.accum is Accum.EXACT else ""
+        return self.case.describe() + exact
+
+
+def read_jobs(path: Path) -> list[Job]:
+    """Lines of ``KIND MxNxK [exact]``; ``#`` starts a comment.
+
+    Raises:
+        UserError: no such file, or a malformed line, which is named.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+    jobs: list[Job] = []
+    for number, line in enumerate(lines, 1):
+        words = line.split("#")[0].split()
+        if not words:
+            continue
+        if len(words) not in (2, 3) or words[2:] not in ([], ["fast"], ["exact"]):
+            raise UserError(f"{path}:{number}: expected KIND MxNxK [exact]")
+        try:
+            shapes = parse_shapes(words[1])
+            jobs += [Job.of(words[0], shape, *words[2:]) for shape in shapes]
+        except UserError as error:
+            raise UserError(f"{path}:{number}: {error}") from error
+    return list(dict.fromkeys(jobs))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,59 @@
+"""``bench``: measure a suite on the GPU at hand, or write the report."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from torch_cute_backend.bench import host, pick_time, suite
+from torch_cute_backend.bench.cases import parse_shapes
+from torch_cute_backend.bench.cases import suite as gemm_suite
+from torch_cute_backend.bench.protocol import ROUNDS
+from torch_cute_backend.bench.session import Session
+from torch_cute_backend.errors import UserError
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.suite == "report":
+        from torch_cute_backend.bench import report
+
+        return report.write(args.results, args.out or Path("benchmarks/report"))
+    _require_gpu()
+    out = args.out or Path("benchmarks/results") / f"{args.suite}.jsonl"
+    shapes = parse_shapes(args.shapes) if args.shapes else None
+    if args.suite == "host":
+        for shape in shapes or (host.SHAPE,):
+            host.run(out, shape=shape)
+    elif args.suite == "pick-time":
+        pick_time.run(pick_time.Options(out, args.budget, shapes or pick_time.SHAPES))
+    else:
+        with Session(cached_only=args.cached_only) as session:
+            suite.run(gemm_suite(args.suite), _options(args, out), session)
+    print(f"rows are in {out}")
+    return 0
+
+
+def _options(args: argparse.Namespace, out: Path) -> suite.Options:
+    protocols = ("cold", "warm") if args.both else ("warm",) if args.warm else ("cold",)
+    providers = suite.DEFAULT_PROVIDERS
+    if args.providers:
+        providers = tuple(args.providers.split(","))
+    return suite.Options(
+        out=out,
+        providers=providers,
+        schedules=args.schedules,
+        protocols=protocols,
+        shapes=parse_shapes(args.shapes) if args.shapes else None,
+        rounds=args.rounds or ROUNDS,
+        budget_s=args.budget,
+        again=args.again,
+        cached_only=args.cached_only,
+        table=args.table,
+    )
+
+
+def _require_gpu() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UserError("bench needs an NVIDIA GPU; torch sees none")
