@@ -42,7 +42,7 @@ COMMON = {
         {"tile_n": 8, "epi_n": 8, "epi_stages": 1, "cluster_m": 2},
         "multicast",
     ),
-    "cta_group": ({"cta_group": 2}, "CTA pairs|cta_group=2 is not supported yet"),
+    "cta_group": ({"cta_group": 2}, "CTA pairs|pair needs an even cluster_m"),
 }
 COUNTS = [f.name for f in fields(GemmSchedule) if f.type == "int"]
 
@@ -70,6 +70,12 @@ ONLY_100 = {
     "tmem": ({"tile_n": 256, "acc_stages": 3}, fp8(), "1024 TMEM columns exceed 512"),
     "pairs": ({"tile_m": 64, "acc_stages": 3}, fp8(), "acc_stages=3: tile_m=64 packs"),
     "epi_n": ({"tile_n": 96, "epi_n": 48}, fp8(), "epi_n=48 is not one of 8, 16, 32"),
+    "cta_group": ({"cta_group": 3}, fp8(), "cta_group=3 is not 1 or 2"),
+    "pair_rows": (
+        {"tile_m": 64, "cta_group": 2, "cluster_m": 2},
+        fp8(),
+        "a CTA pair takes tile_m=128",
+    ),
     "values": (
         {"epi_n": 64, "store": "direct"},
         mm(epilogue=gelu_residual(), k=64),
