@@ -1,0 +1,134 @@
+"""Tensors and fp32 references for our generated kernels, for simulator tests.
+
+Integer-valued operands keep every sum exact, so that outputs must agree bit for bit; scales are
+powers of two for the same reason. Outputs start as NaN.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from torch_cute_backend.build import KernelBuild
+from torch_cute_backend.epilogue.graph import EpilogueGraph, InputKind
+from torch_cute_backend.epilogue.ops import op_class
+from torch_cute_backend.problem import GemmProblem, Major
+
+
+@dataclass
+class Operands:
+    """Tensors in the order of ``source.args``, outputs and their references."""
+
+    tensors: list[torch.Tensor]
+    outputs: dict[str, torch.Tensor]
+    references: dict[str, torch.Tensor]
+
+    def poison(self) -> None:
+        """Fill the outputs with NaN."""
+        for out in self.outputs.values():
+            out.copy_(torch.full(out.shape, float("nan")))
+
+    def exact(self) -> bool:
+        """Do all outputs equal their references bit for bit?"""
+        return all(
+            torch.equal(out.float(), self.references[name].float())
+            for name, out in self.outputs.items()
+        )
+
+    def worst(self) -> float:
+        """Largest error relative to the largest reference value."""
+        worst = 0.0
+        for name, out in self.outputs.items():
+            ref = self.references[name].float()
+            error = (out.float() - ref).abs().max() / ref.abs().max().clamp(min=1e-6)
+            worst = max(worst, float("inf") if error.isnan() else float(error))
+        return worst
+
+
+def _matrix(
+    rows: int, cols: int, major: Major, dtype: torch.dtype, gen: torch.Generator
+) -> torch.Tensor:
+    """Small integers; the row pitch is a multiple of 16 elements, as TMA needs."""
+    shape = (rows, cols) if major is Major.K else (cols, rows)
+    pitch = -(-shape[1] // 16) * 16
+    data = torch.randint(-2, 3, (shape[0], pitch), generator=gen).to(dtype)[
+        :, : shape[1]
+    ]
+    return data if major is Major.K else data.t()
+
+
+def make(build: KernelBuild, m: int, n: int, k: int, seed: int = 0) -> Operands:
+    """Operands of a kernel for run-time sizes."""
+    gen = torch.Generator().manual_seed(seed)
+    problem: GemmProblem = build.problem
+    graph = problem.epilogue
+    a = _matrix(m, k, problem.a_major, getattr(torch, problem.a_dtype.name), gen)
+    b = _matrix(n, k, problem.b_major, getattr(torch, problem.b_dtype.name), gen)
+    named = {"a": a, "b": b}
+    for entry in graph.inputs:
+        named[entry.name] = _input(
+            entry.kind, m, n, getattr(torch, entry.dtype.name), gen
+        )
+    references = dict(
+        zip((o.name for o in graph.outputs), evaluate(graph, a, b, named), strict=True)
+    )
+    outputs = {}
+    for out in graph.outputs:
+        pitch = -(-n // 16) * 16 if problem.out_aligned else n
+        shape = (m, pitch)
+        outputs[out.name] = torch.zeros(shape, dtype=getattr(torch, out.dtype.name))[
+            :, :n
+        ]
+    named |= outputs
+    found = Operands(
+        [named[arg.name] for arg in build.source.args], outputs, references
+    )
+    found.poison()
+    return found
+
+
+def _input(
+    kind: InputKind, m: int, n: int, dtype: torch.dtype, gen: torch.Generator
+) -> torch.Tensor:
+    shape = {
+        InputKind.SCALAR: (1,),
+        InputKind.ROW: (m,),
+        InputKind.COL: (n,),
+        InputKind.FULL: (m, n),
+    }[kind]
+    values = torch.exp2(torch.randint(-1, 2, shape, generator=gen).float())
+    return values.to(dtype)
+
+
+def evaluate(
+    graph: EpilogueGraph,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    named: dict[str, torch.Tensor],
+) -> list[torch.Tensor]:
+    """The epilogue graph in fp32 torch operations."""
+    values: list[torch.Tensor] = []
+    for node in graph.nodes:
+        if node.op == "acc":
+            value = a.float() @ b.float().t()
+        elif node.op == "const":
+            value = torch.tensor(float(node.attr), dtype=torch.float32)
+        elif node.op == "round":
+            value = values[node.args[0]].to(getattr(torch, node.attr)).float()
+        elif node.op == "input":
+            entry = graph.inputs[node.attr]
+            value = named[entry.name].float()
+            if entry.kind is InputKind.ROW:
+                value = value.view(-1, 1)
+        else:
+            value = op_class(node.op).reference(*(values[i] for i in node.args))
+        values.append(value)
+    out = []
+    for output in graph.outputs:
+        dtype = getattr(torch, output.dtype.name)
+        value = values[output.node]
+        if output.dtype.is_fp8:
+            value = value.clamp(-torch.finfo(dtype).max, torch.finfo(dtype).max)
+        out.append(value.to(dtype))
+    return out
