@@ -307,6 +307,13 @@ WORK = {
         load(X),
         If(condition=BinOp("<", Ref(ex.TILE), Ref(X)), body=(CtaBarrier(),)),
     ),
+    "value_chosen_by_a_load": (
+        load(X),
+        If(
+            condition=BinOp("<", Ref(ex.TILE), Ref(X)),
+            body=coordinates_of((Y, Const(1))),
+        ),
+    ),
     "loop_over_a_load": (load(X), KLoop(index=Y, count=Ref(X))),
     "undefined": coordinates_of((X, Ref(Var("somewhere")))),
     "second_step": (
@@ -345,13 +352,28 @@ class TestResidualWork(TestCase):
             remarks(program, "residual_work"),
         )
 
+    def test_a_value_whose_assignment_depends_on_a_load_is_work_by_itself(self):
+        program = ex.with_residual(
+            ex.kept("sm_90a"), *WORK["value_chosen_by_a_load"], Let(var=Z, value=Ref(Y))
+        )
+        for text in ("y = 1", "z = y"):
+            self.assertIn(
+                f"MISSED residual_work: {text}: depends on a value that is not a coordinate",
+                remarks(program, "residual_work"),
+            )
+
     def test_a_value_loaded_in_the_prologue_is_no_coordinate(self):
         kept = ex.kept("sm_90a")
+        start = Let(var=X, value=Param("n"))
+        chosen = If(condition=Ref(Z), body=(Let(var=X, value=Const(1)),))
+        even = If(condition=Param("flag"), body=(Let(var=X, value=Const(1)),))
         for define, decision in (
-            (load(X), ("kept", "residual_work")),
-            (Let(var=X, value=Param("n")), ("omitted", None)),
+            ((load(X),), ("kept", "residual_work")),
+            ((start, load(Z), chosen), ("kept", "residual_work")),
+            ((start, even), ("omitted", None)),
+            ((start,), ("omitted", None)),
         ):
-            program = replace(kept, prologue=(define, *kept.prologue))
+            program = replace(kept, prologue=(*define, *kept.prologue))
             found = decide(program, Let(var=Y, value=Ref(X)))
             self.assertEqual(found, decision)
 
@@ -363,6 +385,14 @@ class TestResidualWork(TestCase):
             Let(var=Y, value=Ref(X)),
         )
         self.assertEqual(found, ("kept", "residual_work"))
+
+    @parametrize("field", ["scheduler", "work"])
+    def test_a_last_step_of_another_loop(self, field):
+        kept = ex.kept("sm_90a")
+        other = {"scheduler": replace(ex.TILES, name="other"), "work": X}[field]
+        step = replace(kept.loop.body[-1], **{field: other})
+        loop = kept.loop.with_body((*kept.loop.body[:-1], step))
+        self.assertEqual(decide(replace(kept, loop=loop)), ("kept", "residual_work"))
 
     def test_what_the_contract_forbids_is_refused(self):
         """Stores of all threads can neither be dropped nor run by a shared loop."""
@@ -625,6 +655,10 @@ class TestNotReplayable(TestCase):
     def test_a_shared_copy_of_the_step_is_refused(self, case):
         program = self.program(NOT_REPLAYABLE[case], step=True)
         self.assertEqual(decide(program), ("refused", "scheduler"))
+        self.assertIn(
+            "MISSED residual_work: advance tiles: tile += gridz: work: step",
+            remarks(program, "residual_work"),
+        )
 
     @parametrize("case", list(NOT_REPLAYABLE))
     def test_work_is_refused(self, case):
@@ -723,8 +757,10 @@ class TestOrderOfRules(TestCase):
         self.assertTrue(found <= set(RULES))
 
 
-for case in (TestDense, TestResidualWork, TestRoleLocal, TestPostLoopUse):
-    instantiate_parametrized_tests(case)
+instantiate_parametrized_tests(TestDense)
+instantiate_parametrized_tests(TestResidualWork)
+instantiate_parametrized_tests(TestRoleLocal)
+instantiate_parametrized_tests(TestPostLoopUse)
 instantiate_parametrized_tests(TestNotReplayable)
 
 if __name__ == "__main__":

@@ -205,8 +205,8 @@ class TestTemplates(TestCase):
         self.assertIsNone(result.after.loop)
 
 
-for case in (TestExamples, TestTemplates):
-    instantiate_parametrized_tests(case)
+instantiate_parametrized_tests(TestExamples)
+instantiate_parametrized_tests(TestTemplates)
 
 if __name__ == "__main__":
     run_tests()

@@ -29,6 +29,12 @@ def defines() -> Any:
     return field(metadata={"defines": True})
 
 
+def replacement() -> Any:
+    """A field naming the ``Var`` that took over from the one defined here. It is no
+    use: nothing is read."""
+    return field(default=None, metadata={"replacement": True})
+
+
 def body() -> Any:
     """A field holding nested statements."""
     return field(default=(), metadata={"body": True})
@@ -52,15 +58,17 @@ class Stmt:
 
     def defs(self) -> tuple[Var, ...]:
         """Variables this statement itself defines."""
-        return tuple(
-            getattr(self, f.name) for f in fields(self) if f.metadata.get("defines")
-        )
+        found: list[Var] = []
+        for f in fields(self):
+            if f.metadata.get("defines"):
+                found.extend(_variables(getattr(self, f.name)))
+        return tuple(found)
 
     def uses(self) -> tuple[Var, ...]:
         """Variables this statement itself reads, without its nested bodies."""
         found: list[Var] = []
         for f in fields(self):
-            if not (f.metadata.get("defines") or f.metadata.get("body")):
+            if not f.metadata.keys() & {"defines", "body", "replacement"}:
                 found.extend(_variables(getattr(self, f.name)))
         return tuple(dict.fromkeys(found))
 

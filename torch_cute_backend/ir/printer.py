@@ -14,15 +14,17 @@ from torch_cute_backend.ir.structure import (
     ClcClaim,
     If,
     KLoop,
+    Let,
     Placeholder,
     RoleRegion,
     ScalarLoad,
+    ScheduledCoordinates,
     SchedulerAdvance,
     SubtileLoop,
     TileLoop,
 )
 from torch_cute_backend.ir.sync import CtaBarrier
-from torch_cute_backend.ir.values import Buffer, Pipeline, Role
+from torch_cute_backend.ir.values import Buffer, Pipeline, Role, Var
 
 INDENT = "  "
 
@@ -60,8 +62,14 @@ def headline(stmt: Stmt) -> str:
     if isinstance(stmt, (KLoop, SubtileLoop)):
         kind = "for" if isinstance(stmt, KLoop) else "unrolled for"
         return f"{kind} {stmt.index} in range({stmt.count})"
+    if isinstance(stmt, Let):
+        return f"{stmt.var} = {stmt.value}{_replaced(stmt.replaced_by)}"
     if isinstance(stmt, ScalarLoad):
-        return f"{stmt.var} = {stmt.buffer}[{stmt.index}]"
+        value = f"{stmt.buffer}[{stmt.index}]"
+        return f"{stmt.var} = {value}{_replaced(stmt.replaced_by)}"
+    if isinstance(stmt, ScheduledCoordinates):
+        targets = ", ".join(v.name for v in stmt.targets)
+        return f"{targets} = {stmt.scheduler} at {stmt.work} of {stmt.buffer}"
     if isinstance(stmt, ClcClaim):
         return f"{stmt.work} = claim {stmt.scheduler}"
     if isinstance(stmt, If):
@@ -75,6 +83,10 @@ def headline(stmt: Stmt) -> str:
     text = str(stmt)
     tag = f"[{stmt.role}] " if stmt.role else ""
     return text.removeprefix(tag)
+
+
+def _replaced(var: Var | None) -> str:
+    return "" if var is None else f"  # replaced by {var}"
 
 
 def _body(statements: Body, depth: int, role: Role | None) -> Iterator[str]:

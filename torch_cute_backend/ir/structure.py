@@ -6,16 +6,18 @@ from dataclasses import dataclass
 
 from torch_cute_backend.ir.effects import Claim, Effect, Read, Step
 from torch_cute_backend.ir.expr import Expr
-from torch_cute_backend.ir.ops import Body, Stmt, body, defines
+from torch_cute_backend.ir.ops import Body, Stmt, body, defines, replacement
 from torch_cute_backend.ir.values import Buffer, Scheduler, Var
 
 
 @dataclass(frozen=True, kw_only=True)
 class Let(Stmt):
-    """``var = value``, a pure integer expression."""
+    """``var = value``, a pure integer expression. ``replaced_by``: the variable from
+    which the roles read this value now, supplied by a grouped scheduler."""
 
     var: Var = defines()
     value: Expr
+    replaced_by: Var | None = replacement()
 
     def effects(self) -> tuple[Effect, ...]:
         return ()
@@ -27,11 +29,13 @@ class Let(Stmt):
 
 @dataclass(frozen=True, kw_only=True)
 class ScalarLoad(Stmt):
-    """``var = buffer[index]``, an integer loaded from global memory."""
+    """``var = buffer[index]``, an integer loaded from global memory. ``replaced_by`` as
+    for :class:`Let`."""
 
     var: Var = defines()
     buffer: Buffer
     index: Expr
+    replaced_by: Var | None = replacement()
 
     def effects(self) -> tuple[Effect, ...]:
         return (Read(self.buffer),)
@@ -73,6 +77,20 @@ class ClcClaim(Stmt):
 
     def effects(self) -> tuple[Effect, ...]:
         return (Claim(self.scheduler),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduledCoordinates(Stmt):
+    """``targets`` = what a grouped scheduler knows of tile ``work``: its tile indices
+    and its group, found in the group offsets ``buffer``."""
+
+    scheduler: Scheduler
+    work: Var
+    buffer: Buffer
+    targets: tuple[Var, ...] = defines()
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (Read(self.buffer),)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,7 +64,7 @@ class OmitSharedLoop(Pass):
 def _omit(program: Program, loop: TileLoop) -> PassResult:
     remarks = [
         Remark(True, "residual_work", f.statement, f.message)
-        for f in classify(loop, program.prologue)
+        for f in classify(program, loop)
     ]
     once = loop.scheduler.kind is SchedulerKind.SINGLE_TILE
     what = "shared tile" if once else "shared loop"
@@ -85,7 +85,7 @@ def _keep(
     """Every residual statement gets a remark, then the rules that failed."""
     remarks = []
     why = "the schedule asks for it" if rule is None else f"rule {rule}"
-    for f in classify(loop, program.prologue):
+    for f in classify(program, loop):
         message = f"{f.message}; the loop stays: {why}" if f.droppable else f.message
         remarks.append(Remark(False, "residual_work", f.statement, message))
     for name, findings in failed.items():
@@ -171,7 +171,7 @@ def _not_local(
 def _residual_work(
     program: Program, loop: TileLoop, context: PassContext
 ) -> tuple[Finding, ...]:
-    return tuple(f for f in classify(loop, program.prologue) if not f.droppable)
+    return tuple(f for f in classify(program, loop) if not f.droppable)
 
 
 def _post_loop_use(

@@ -44,15 +44,17 @@ from torch_cute_backend.ir.structure import (
     Placeholder,
     RoleRegion,
     ScalarLoad,
+    ScheduledCoordinates,
     SchedulerAdvance,
     SubtileLoop,
     TileLoop,
 )
-from torch_cute_backend.ir.values import Buffer, Role, Var
+from torch_cute_backend.ir.values import Buffer, Role, Scheduler, Var
 from torch_cute_backend.passes.base import Pass, PassContext, PassResult
 from torch_cute_backend.status import Status
 
 _CONTAINERS = (If, KLoop, SubtileLoop)
+_LOADS = (ScalarLoad, ScheduledCoordinates)
 
 
 @dataclass(frozen=True)
@@ -120,12 +122,21 @@ def _role_loop(loop: TileLoop, role: Role, tail: Body) -> Body:
     if not any(s.role == role for s in walk(body)):
         return ()
     scheduler = replace(loop.scheduler, name=f"{role.name}_{loop.scheduler.name}")
-    own = []
+    own = _rescheduled(tuple(with_role(s, role) for s in body), loop, scheduler)
+    return (replace(loop, role=role, scheduler=scheduler, body=own),)
+
+
+def _rescheduled(body: Body, loop: TileLoop, own: Scheduler) -> Body:
+    """The body with the role's own scheduler for the shared one."""
+    changed: list[Stmt] = []
     for stmt in body:
-        if isinstance(stmt, SchedulerAdvance):
-            stmt = replace(stmt, scheduler=scheduler)
-        own.append(with_role(stmt, role))
-    return (replace(loop, role=role, scheduler=scheduler, body=tuple(own)),)
+        if isinstance(stmt, (SchedulerAdvance, ScheduledCoordinates)):
+            shared = stmt.scheduler == loop.scheduler
+            stmt = replace(stmt, scheduler=own if shared else stmt.scheduler)
+        for nested in stmt.bodies():
+            stmt = stmt.with_body(_rescheduled(nested, loop, own))
+        changed.append(stmt)
+    return tuple(changed)
 
 
 def _needed(body: Body, role: Role, tail: Body) -> frozenset[Var]:
@@ -239,7 +250,9 @@ def _owners(body: Body, inherited: Role | None) -> dict[tuple[Var, Stmt], Role |
 def _may_clone(stmt: Stmt, written: frozenset[Buffer]) -> bool:
     if type(stmt) in (Let, KLoop, SubtileLoop, SchedulerAdvance):
         return True
-    return type(stmt) is ScalarLoad and stmt.buffer not in written
+    if isinstance(stmt, (ScalarLoad, ScheduledCoordinates)):
+        return type(stmt) in _LOADS and stmt.buffer not in written
+    return False
 
 
 def _first_user(loop: TileLoop, role: Role, var: Var) -> str:

@@ -3,7 +3,8 @@
 Three kinds may be dropped: dead coordinate ``Let``s, placeholders, and the CTA barriers
 of the inline form; besides the loop's own scheduler step, and loops and branches of
 only those. Kinds are compared by exact class, so that a new or derived class is work
-until it is listed here.
+until it is listed here. A loop over a grouped-static scheduler has its own classifier
+on top (:mod:`passes.grouped`).
 """
 
 from __future__ import annotations
@@ -11,11 +12,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torch_cute_backend.ir.analysis import definitions, is_pure, launch_uniform
+from torch_cute_backend.ir.analysis import (
+    Definition,
+    control_of,
+    controlled_definitions,
+    definitions,
+    is_plain,
+    launch_uniform,
+)
 from torch_cute_backend.ir.effects import Effect
-from torch_cute_backend.ir.expr import Const, Expr
+from torch_cute_backend.ir.expr import Expr
 from torch_cute_backend.ir.ops import Body, Stmt
 from torch_cute_backend.ir.printer import print_statement
+from torch_cute_backend.ir.program import Program
 from torch_cute_backend.ir.structure import (
     If,
     KLoop,
@@ -27,6 +36,7 @@ from torch_cute_backend.ir.structure import (
 )
 from torch_cute_backend.ir.sync import CtaBarrier
 from torch_cute_backend.ir.values import Var
+from torch_cute_backend.passes.grouped import is_superfluous, replaced_variables
 
 DROPPABLE: tuple[type[Stmt], ...] = (Let, Placeholder, CtaBarrier)
 """Leaf statements that the shared loop may hold and still be omitted."""
@@ -43,24 +53,22 @@ class Finding:
     droppable: bool
 
 
-def classify(loop: TileLoop, prologue: Body) -> tuple[Finding, ...]:
+def classify(program: Program, loop: TileLoop) -> tuple[Finding, ...]:
     """One finding for each statement of the loop, in order, nested ones included."""
-    coordinates = _coordinates(loop, prologue)
-    return tuple(_classify(loop, loop.body, coordinates))
+    coordinates = _coordinates(loop, program.prologue)
+    replaced = replaced_variables(program, loop, coordinates)
 
+    def judge(body: Body) -> Iterator[Finding]:
+        for stmt in body:
+            message = _droppable(loop, stmt, coordinates | replaced)
+            if is_superfluous(program, loop, stmt, replaced):
+                message = "replaced by the grouped scheduler"
+            found = _describe(stmt) if message is None else message
+            yield Finding(print_statement(stmt), found, message is not None)
+            for nested in stmt.bodies():
+                yield from judge(nested)
 
-def _classify(
-    loop: TileLoop, body: Body, coordinates: frozenset[Var]
-) -> Iterator[Finding]:
-    for stmt in body:
-        text = print_statement(stmt)
-        message = _droppable(loop, stmt, coordinates)
-        if message is not None:
-            yield Finding(text, message, True)
-        else:
-            yield Finding(text, _describe(stmt), False)
-        for nested in stmt.bodies():
-            yield from _classify(loop, nested, coordinates)
+    return tuple(judge(loop.body))
 
 
 def _droppable(loop: TileLoop, stmt: Stmt, coordinates: frozenset[Var]) -> str | None:
@@ -76,7 +84,7 @@ def _droppable(loop: TileLoop, stmt: Stmt, coordinates: frozenset[Var]) -> str |
         return "obsolete CTA barrier"
     if isinstance(stmt, SchedulerAdvance) and _own_step(loop, stmt):
         return "the loop's own step"
-    if kind in _CONTAINERS and _plain(_control(stmt), coordinates):
+    if kind in _CONTAINERS and is_plain(control_of(stmt), coordinates):
         return "control flow"
     return None
 
@@ -91,54 +99,42 @@ def _own_step(loop: TileLoop, stmt: SchedulerAdvance) -> bool:
     )
 
 
-def _control(stmt: Stmt) -> Expr | None:
-    if isinstance(stmt, If):
-        return stmt.condition
-    if isinstance(stmt, KLoop):
-        return stmt.count
-    return Const(stmt.count) if isinstance(stmt, SubtileLoop) else None
-
-
-def _plain(expr: Expr | None, coordinates: frozenset[Var]) -> bool:
-    if expr is None or not is_pure(expr):
-        return False
-    return all(var in coordinates for var in expr.variables())
-
-
 def _coordinates(loop: TileLoop, prologue: Body) -> frozenset[Var]:
     """Variables that are pure integer functions of launch parameters and the loop's own
-    work tile. A loaded value, or one that depends on it, never is.
+    work tile, in control flow that depends on such values alone. A loaded value, or one
+    that depends on it, never is.
 
     The largest set that supports itself: start from all, take out what has a definition
     that does not qualify, until nothing changes.
     """
-    known = definitions((loop,))
-    uniform = frozenset(v for v in definitions(prologue) if v not in known)
+    found = tuple(controlled_definitions((loop,)))
+    assigned = frozenset(d.var for d in found)
+    uniform = frozenset(v for v in definitions(prologue) if v not in assigned)
     uniform = frozenset(v for v in uniform if launch_uniform((v,), prologue))
-    chosen = frozenset(known) | uniform
+    chosen = assigned | uniform
     while True:
-        kept = uniform | frozenset(
-            var
-            for var, sources in known.items()
-            if all(_supports(loop, s, chosen) for s in sources)
-        )
-        if kept == chosen:
-            return kept
-        chosen = kept
+        bad = frozenset(d.var for d in found if not _supports(loop, d, chosen))
+        if not bad & chosen:
+            return chosen
+        chosen -= bad
 
 
-def _supports(loop: TileLoop, stmt: Stmt, coordinates: frozenset[Var]) -> bool:
+def _supports(loop: TileLoop, found: Definition, coordinates: frozenset[Var]) -> bool:
+    stmt = found.stmt
     if stmt is loop:
         return True
     if isinstance(stmt, SchedulerAdvance):
         return _own_step(loop, stmt)
     if stmt.role is not None:
         return False
+    exprs: tuple[Expr | None, ...] = found.controls
     if type(stmt) is Let and isinstance(stmt, Let):
-        return _plain(stmt.value, coordinates)
-    if type(stmt) in (KLoop, SubtileLoop):
-        return _plain(_control(stmt), coordinates)
-    return False
+        exprs = (*exprs, stmt.value)
+    elif type(stmt) in (KLoop, SubtileLoop):
+        exprs = (*exprs, control_of(stmt))
+    else:
+        return False
+    return all(is_plain(e, coordinates) for e in exprs)
 
 
 def _describe(stmt: Stmt) -> str:
@@ -146,7 +142,7 @@ def _describe(stmt: Stmt) -> str:
     effects = stmt.effects()
     if stmt.role is not None:
         return f"a statement of role {stmt.role}"
-    if isinstance(stmt, Let):
+    if type(stmt) in (Let, *_CONTAINERS):
         return "depends on a value that is not a coordinate"
     if effects:
         return f"work: {', '.join(_effect(e) for e in effects)}"
