@@ -38,6 +38,7 @@ _LAYERS = {"up": (INTERMEDIATE, HIDDEN), "down": (HIDDEN, INTERMEDIATE)}
 def run(args: argparse.Namespace) -> int:
     arch = device.default_arch()
     if arch is not None:
+        config.update(decide_early=not args.compete)
         return _on_gpu(args.m, args.mode, arch)
     if torch.cuda.is_available():
         name, needed = torch.cuda.get_device_name(), ", ".join(ARCHS)
