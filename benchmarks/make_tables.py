@@ -25,7 +25,7 @@ from typing import Any
 from torch_cute_backend.arch import ARCHS, ArchSpec
 from torch_cute_backend.bench import cases
 from torch_cute_backend.bench.results import OURS
-from torch_cute_backend.dtypes import BFLOAT16, E4M3
+from torch_cute_backend.dtypes import BFLOAT16, E4M3, FLOAT16
 from torch_cute_backend.epilogue.graph import EpilogueGraph, InputKind
 from torch_cute_backend.errors import TableError
 from torch_cute_backend.problem import Accum, GemmProblem, Major
@@ -33,9 +33,15 @@ from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.tuning import model
 from torch_cute_backend.tuning.table import TABLES, RowKey, TableRow, load_table
 
+SCALES: dict[str, tuple[InputKind, ...]] = {
+    "none": (),
+    "rowwise": (InputKind.ROW, InputKind.COL),
+    "tensorwise": (InputKind.SCALAR, InputKind.SCALAR),
+}
 RESULTS = Path(__file__).parent / "results"
 COLD = "cold"
 """The protocol that rows are ranked by: the weights are not in L2 when a model runs."""
+_TIMING = {"provider", "shape", "dtype", "scaling", "accum", "us", "protocol", "gpu"}
 GPU_ARCH = {"H200": "sm_90a", "H100": "sm_90a", "B200": "sm_100a"}
 """Part of a GPU's name -> the arch whose table its measurements are for."""
 
@@ -48,31 +54,36 @@ def shapes() -> tuple[cases.Shape, ...]:
 
 def problems(shape: cases.Shape) -> Iterator[GemmProblem]:
     """Every kind of GEMM of one shape that the tables cover."""
-    m, n, k = shape
-    kinds = {
-        "rowwise": (InputKind.ROW, InputKind.COL),
-        "tensorwise": (InputKind.SCALAR, InputKind.SCALAR),
-    }
-    for scaling, scales in kinds.items():
+    for family in ("fp8-rowwise", "fp8-tensorwise"):
         for accum in Accum:
-            yield GemmProblem(
-                op="scaled_mm",
-                m=m,
-                n=n,
-                k=k,
-                a_dtype=E4M3,
-                b_dtype=E4M3,
-                scaling=scaling,
-                accum=accum,
-                epilogue=EpilogueGraph.linear(BFLOAT16, *scales),
-            )
+            yield problem_of(RowKey(family, accum.value, "k", "k", *shape))
     for b_major in Major:
-        problem = GemmProblem(op="mm", m=m, n=n, k=k, b_major=b_major)
-        if problem.validate():
-            yield problem
+        fast = Accum.FAST.value
+        yield problem_of(RowKey("bf16", fast, "k", b_major.value, *shape))
 
 
-def name(key: RowKey) -> str:
+def problem_of(key: RowKey) -> GemmProblem:
+    """A problem that the row is for, with bf16 or its operands' output."""
+    dtypes = {"fp8": E4M3, "bf16": BFLOAT16, "fp16": FLOAT16}
+    dtype, _, scaling = key.family.partition("-")
+    operand = dtypes[dtype]
+    out = BFLOAT16 if operand.is_fp8 else operand
+    return GemmProblem(
+        op="scaled_mm" if scaling else "mm",
+        m=key.m,
+        n=key.n,
+        k=key.k,
+        a_dtype=operand,
+        b_dtype=operand,
+        a_major=Major(key.a_major),
+        b_major=Major(key.b_major),
+        scaling=scaling or "none",
+        accum=Accum(key.accum),
+        epilogue=EpilogueGraph.linear(out, *SCALES[scaling or "none"]),
+    )
+
+
+def row_name(key: RowKey) -> str:
     """``scale_mm_cute_m64_k5120_n5120`` for FP8 rowwise; others say what differs."""
     parts = {
         "fp8-rowwise": "scale_mm_cute",
@@ -116,16 +127,19 @@ class Best:
 
 
 def read_results(folder: Path) -> list[dict[str, Any]]:
-    """Rows of every ``*.jsonl``; a malformed line is an error that names it."""
+    """Timings in every ``*.jsonl``; a malformed line is an error that names it."""
     rows = []
     for path in sorted(folder.glob("*.jsonl")):
         for i, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             if not line.strip():
                 continue
             try:
-                rows.append(json.loads(line))
+                row = json.loads(line)
             except json.JSONDecodeError as error:
                 raise TableError(f"{path.name} line {i}: {error}") from error
+            # Suites also record failures, and other things than the time of a GEMM.
+            if all(row.get(field) is not None for field in _TIMING):
+                rows.append(row)
     return rows
 
 
@@ -147,7 +161,7 @@ def _run(row: dict[str, Any]) -> tuple[Any, ...]:
 def _key(row: dict[str, Any]) -> RowKey | None:
     """The table key of a result row; None if no table has such rows."""
     short = {"float8_e4m3fn": "fp8", "fp8": "fp8", "e4m3": "fp8"}
-    short |= {"bfloat16": "bf16", "bf16": "bf16"}
+    short |= {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16"}
     family = short.get(row["dtype"])
     if family is None or "groups" in row["shape"]:
         return None
@@ -162,7 +176,7 @@ def _key(row: dict[str, Any]) -> RowKey | None:
 def measured(rows: Iterable[dict[str, Any]]) -> dict[tuple[str, RowKey], Best]:
     """The fastest of our schedules for each arch and key, over all cold runs that had
     another provider to compare with."""
-    cold = [r for r in rows if str(r["protocol"]).startswith(COLD)]
+    cold = [r for r in rows if str(r.get("protocol", "")).startswith(COLD)]
     others: dict[tuple[Any, ...], float] = {}
     for r in cold:
         if r["provider"] != OURS:
@@ -194,15 +208,21 @@ def _provenance(
 def table_rows(
     arch: ArchSpec, best: dict[tuple[str, RowKey], Best]
 ) -> Iterator[TableRow]:
-    """A row for each shape and kind, in a fixed order, each valid for ``arch``."""
-    for shape in shapes():
-        for problem in problems(shape):
-            yield _row(problem, arch, best)
+    """A row for each shape and kind, in a fixed order, each valid for ``arch``; behind
+    them what else was measured."""
+    listed = [p for shape in shapes() for p in problems(shape)]
+    for problem in listed:
+        yield make_row(problem, arch, best)
+    keys = {RowKey.of(p) for p in listed}
+    more = [key for name, key in best if name == arch.name and key not in keys]
+    for key in sorted(more, key=row_name):
+        yield make_row(problem_of(key), arch, best)
 
 
-def _row(
+def make_row(
     problem: GemmProblem, arch: ArchSpec, best: dict[tuple[str, RowKey], Best]
 ) -> TableRow:
+    """Measured before published before the model's; ``TableError`` if not valid."""
     key = RowKey.of(problem)
     if (arch.name, key) in best:
         found = best[arch.name, key]
@@ -213,8 +233,8 @@ def _row(
         schedule, provenance = model.rank(problem, arch, 1)[0], {"kind": "model"}
     status = schedule.validate(problem, arch)
     if not status:
-        raise TableError(f"{arch.name} {name(key)}: {status}")
-    return TableRow(name(key), key, schedule, tuple(sorted(provenance.items())))
+        raise TableError(f"{arch.name} {row_name(key)}: {status}")
+    return TableRow(row_name(key), key, schedule, tuple(sorted(provenance.items())))
 
 
 def row_text(row: TableRow) -> str:
