@@ -245,6 +245,21 @@ CASES = (
         "is not directly in a tile loop",
     ),
     Broken(
+        "loop_variables",
+        "work_tile_changed",
+        lambda: before_step(inline90(), Let(var=ex.TILE, value=Const(0))),
+        "tile = 0 assigns tile, the variable of tile loop tiles",
+    ),
+    Broken(
+        "loop_variables",
+        "index_used_again",
+        lambda: before_step(
+            inline90(),
+            KLoop(index=X, count=Const(2), body=(KLoop(index=X, count=Const(2)),)),
+        ),
+        "for x in range(2) assigns x, the variable of for x in range(2)",
+    ),
+    Broken(
         "region_shape",
         "two_regions",
         lambda: replace(kept90(), regions=(*kept90().regions, kept90().regions[0])),
@@ -558,6 +573,18 @@ CASES = (
         "g_tail",
         lambda: in_region(omitted90(), "math", SetRegisters(count=240, increase=True)),
         "(g) SetRegisters(count=240, increase=True) is not at the head",
+    ),
+    Broken(
+        "register_counts",
+        "g_part_of_a_warpgroup",
+        lambda: replace(
+            inline90(),
+            prologue=(
+                SetRegisters(role=ex.LOAD90, count=40, increase=False),
+                *inline90().prologue,
+            ),
+        ),
+        "increase=False) in role load, expected whole warpgroups",
     ),
     Broken(
         "ordering",

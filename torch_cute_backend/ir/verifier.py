@@ -32,6 +32,7 @@ RULES: tuple[Rule, ...] = (
     Rule("scoping", structure.scoping),
     Rule("role_nesting", structure.role_nesting),
     Rule("loop_step", structure.loop_step),
+    Rule("loop_variables", structure.loop_variables),
     Rule("region_shape", structure.region_shape),
     Rule("prologue_sync", structure.prologue_sync),
     Rule("cta_barriers", structure.cta_barriers),

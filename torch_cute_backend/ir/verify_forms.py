@@ -33,8 +33,9 @@ from torch_cute_backend.ir.program import Program
 from torch_cute_backend.ir.structure import TileLoop
 from torch_cute_backend.ir.sync import SetRegisters
 from torch_cute_backend.ir.values import Space
-from torch_cute_backend.ir.verify_structure import Messages
+from torch_cute_backend.ir.verify_structure import Messages, runs
 
+WARPGROUP_WARPS = 4
 MIN_REGISTERS, MAX_REGISTERS, REGISTER_STEP = 24, 240, 8
 
 
@@ -87,7 +88,8 @@ def kept_contract(program: Program) -> Messages:
 
 
 def register_counts(program: Program) -> Messages:
-    """``setmaxnreg`` takes 24 to 240 in steps of 8, at the head of a role's region."""
+    """``setmaxnreg`` takes 24 to 240 in steps of 8, at the head of a role's region, and
+    is run by whole warpgroups: idle warps beside a role would have to run it too."""
     heads: list[Stmt] = []
     for region in program.regions:
         for stmt in region.body:
@@ -102,6 +104,12 @@ def register_counts(program: Program) -> Messages:
             yield f"found {stmt.count} registers, expected 24 to 240 in steps of 8"
         if program.regions and stmt not in heads:
             yield f"(g) {print_statement(stmt)} is not at the head of a role's region"
+    for stmt, role in runs(program.top()):
+        if role is None or not isinstance(stmt, SetRegisters):
+            continue
+        if role.first_warp % WARPGROUP_WARPS or role.warps % WARPGROUP_WARPS:
+            name = print_statement(stmt)
+            yield f"(g) {name} in role {role}, expected whole warpgroups"
 
 
 def _replay(program: Program, loop: TileLoop) -> Messages:

@@ -12,8 +12,10 @@ from torch_cute_backend.ir.ops import Body, Stmt, walk
 from torch_cute_backend.ir.printer import print_statement
 from torch_cute_backend.ir.program import Program
 from torch_cute_backend.ir.structure import (
+    KLoop,
     RoleRegion,
     SchedulerAdvance,
+    SubtileLoop,
     TileLoop,
 )
 from torch_cute_backend.ir.values import (
@@ -84,6 +86,22 @@ def loop_step(program: Program) -> Messages:
                 yield f"{name}: found a step of {found}, expected {expected}"
     for stray in _stray_steps(program.top(), inside=False):
         yield f"{print_statement(stray)} is not directly in a tile loop"
+
+
+def loop_variables(program: Program) -> Messages:
+    """A loop's index is its own, and only its step changes a work tile: ordering proofs
+    compute stages from indices."""
+    for loop in program.walk():
+        if isinstance(loop, TileLoop):
+            own = loop.work
+        elif isinstance(loop, (KLoop, SubtileLoop)):
+            own = loop.index
+        else:
+            continue
+        for stmt in walk(loop.body):
+            if own in stmt.defs():
+                found, name = print_statement(stmt), print_statement(loop)
+                yield f"{found} assigns {own}, the variable of {name}"
 
 
 def region_shape(program: Program) -> Messages:
