@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 
 from .convert import bf16_bits
-from .lanes import Value, full, norm64, split64
+from .lanes import COMPLEMENT, Value, full, norm64, split64
 
 
 def inv(value: Value) -> Value:
     """Predicate not."""
-    return (not value) if value.__class__ is bool else ~value
+    if value.__class__ is bool:
+        return not value
+    known = COMPLEMENT.get(id(value))
+    return ~value if known is None else known
 
 
 def pack32(low: Value, high: Value) -> Value:

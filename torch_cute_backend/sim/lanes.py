@@ -21,6 +21,9 @@ SINT = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
 FLOAT = {16: np.float16, 32: np.float32, 64: np.float64}
 LANE = np.arange(32, dtype=np.uint32)
 ONE_HOT = tuple(LANE == i for i in range(32))
+ALL_BUT = tuple(LANE != i for i in range(32))
+# elect.sync makes these very masks, so their complements are looked up, not computed.
+COMPLEMENT = {id(a): b for a, b in zip(ONE_HOT + ALL_BUT, ALL_BUT + ONE_HOT, strict=True)}
 
 
 def norm64(value: Value) -> Value:

@@ -15,7 +15,7 @@ import numpy as np
 from .barriers import ClusterBarrier, MBarrier, NamedBarrier
 from .clocks import AgentClock, Clocks, NoShadow, Shadow
 from .codegen import EXITED, FORKED, Program
-from .lanes import LANE, UINT, norm64
+from .lanes import ALL_BUT, COMPLEMENT, LANE, ONE_HOT, UINT, norm64
 from .launch_record import Launch
 
 if TYPE_CHECKING:
@@ -27,39 +27,60 @@ SHARED_WINDOW = 1 << 24
 TMEM_COLUMNS = 512
 
 
+class LaneMask:
+    """A lane mask with its derived facts."""
+
+    __slots__ = ("bits", "first", "lanes", "n")
+
+    def __init__(self, lanes: np.ndarray) -> None:
+        index = np.flatnonzero(lanes)
+        self.lanes = lanes
+        self.n = len(index)
+        self.first = int(index[0]) if self.n else 0
+        self.bits = sum(1 << int(i) for i in index)
+
+
+FULL = LaneMask(ALL_LANES)
+_KNOWN = {id(lanes): LaneMask(lanes) for lanes in ONE_HOT + ALL_BUT}
+
+
 class Group:
     """Lanes of a warp that execute together. ``R`` is the register file."""
 
     __slots__ = ("R", "bits", "first", "mask", "n", "pc", "w", "written")
 
-    def __init__(self, warp: Warp, registers: list[Any], mask: np.ndarray, pc: int) -> None:
+    def __init__(self, warp: Warp, registers: list[Any], mask: LaneMask, pc: int) -> None:
         self.w = warp
         self.R = registers
         self.pc = pc
         self.written = 0
         self.set_mask(mask)
 
-    def set_mask(self, mask: np.ndarray) -> None:
+    def set_mask(self, mask: LaneMask) -> None:
         """Lanes of the group."""
-        self.mask = mask
-        lanes = np.flatnonzero(mask)
-        self.n = len(lanes)
-        self.first = int(lanes[0]) if self.n else 0
-        self.bits = int((1 << lanes.astype(object)).sum()) if self.n < 32 else 0xFFFFFFFF
+        self.mask = mask.lanes
+        self.n = mask.n
+        self.first = mask.first
+        self.bits = mask.bits
 
     def branch(self, pred: np.ndarray, yes: int, no: int) -> int:
         """Conditional branch on a per-lane predicate."""
-        taken = pred & self.mask if self.n < 32 else pred
-        count = int(np.count_nonzero(taken))
-        if count == self.n:
-            return yes
-        if count == 0:
-            return no
+        taken = _KNOWN.get(id(pred)) if self.n == 32 else None
+        if taken is not None:
+            rest = _KNOWN[id(COMPLEMENT[id(pred)])]
+        else:
+            lanes = pred & self.mask if self.n < 32 else pred
+            count = int(np.count_nonzero(lanes))
+            if count == self.n:
+                return yes
+            if count == 0:
+                return no
+            taken, rest = LaneMask(lanes), LaneMask(self.mask & ~lanes)
         warp = self.w
         other = Group(warp, list(self.R), taken, yes)
         other.written = self.written
         warp.groups.append(other)
-        self.set_mask(self.mask & ~taken)
+        self.set_mask(rest)
         self.pc = no
         return FORKED
 
@@ -87,7 +108,8 @@ class WarpState:
         self.checks = cluster.engine.checks
         defaults = [False if bits == 1 else 0 for bits in program.flow.bits]
         alive = LANE + 32 * index < cta.threads
-        self.group = Group(self, defaults, alive, 0)  # type: ignore[arg-type]
+        mask = FULL if alive.all() else LaneMask(alive)
+        self.group = Group(self, defaults, mask, 0)  # type: ignore[arg-type]
         self.groups: list[Group] = [self.group]
         self.counts = [0] * len(program.functions)
         self.done = False
@@ -104,6 +126,14 @@ class WarpState:
     def select(self) -> None:
         """Merge groups that stand at the same block, then pick the lowest."""
         groups = self.groups
+        if len(groups) == 2:
+            first, second = groups
+            if first.pc < second.pc:
+                self.group = first
+                return
+            if first.pc > second.pc:
+                self.group = second
+                return
         groups.sort(key=lambda g: g.pc)
         merged = [groups[0]]
         for group in groups[1:]:
@@ -133,7 +163,8 @@ class WarpState:
                 other.mask, np.asarray(norm64(b), kind), np.asarray(norm64(a), kind)
             )
         into.written |= other.written
-        into.set_mask(into.mask | other.mask)
+        whole = into.n + other.n == 32
+        into.set_mask(FULL if whole else LaneMask(into.mask | other.mask))
 
 
 class Cta:

@@ -88,6 +88,8 @@ class SyncOps(MemoryOps):
         """mbarrier.arrive(.expect_tx) and expect_tx, once per active lane."""
         if address.__class__ is int:
             targets = [(address, g.n)]
+        elif g.n <= 16:
+            targets = [(where, 1) for where in address[g.mask].tolist()]
         else:
             lanes, repeats = np.unique(address[g.mask], return_counts=True)
             targets = list(zip(lanes.tolist(), repeats.tolist(), strict=True))

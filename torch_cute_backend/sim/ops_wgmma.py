@@ -75,29 +75,58 @@ class Warpgroup:
         return found
 
     def run(self, operation: Operation) -> bool:
-        """Execute the oldest operation; False while a warp has not issued it."""
+        """Execute the oldest operation; False while a warp has not issued it.
+
+        Directly following operations that continue along K run in the same matrix product.
+        """
+        if operation.sequence < self.executed:
+            return True
         if operation.issuers < 4:
             return False
-        self._multiply(operation)
-        self.executed = operation.sequence + 1
-        del self.pending[operation.sequence]
+        batch = [operation]
+        while True:
+            following = self.pending.get(operation.sequence + len(batch))
+            if following is None or not self._continues(operation, following, len(batch)):
+                break
+            batch.append(following)
+        self._multiply(operation, len(batch))
+        self.executed = batch[-1].sequence + 1
+        for done in batch:
+            del self.pending[done.sequence]
         waiters, self.waiters = self.waiters, []
         self.cta.cluster.engine.wake(waiters)
         return True
 
-    def _multiply(self, operation: Operation) -> None:
+    def _continues(self, first: Operation, following: Operation, steps: int) -> bool:
+        """Is ``following`` the next 32 bytes of the same 128-byte swizzled rows?"""
+        if (
+            following.issuers < 4 or following.tile is not first.tile or not following.scale_d
+            or following.flags != first.flags or first.flags[2] or first.flags[3]
+            or first.a is None or following.a is None or first.b >> 62 != 1 or first.a >> 62 != 1
+        ):
+            return False
+        step = 2 * steps
+        same = following.shape.k == first.shape.k and following.shape.a_type == first.shape.a_type
+        return bool(
+            same and following.shape.b_type == first.shape.b_type
+            and following.a == first.a + step and following.b == first.b + step
+            and (first.a & 7) + step < 8 and (first.b & 7) + step < 8
+        )
+
+    def _multiply(self, operation: Operation, steps: int) -> None:
         shape = operation.shape
         negate_a, negate_b, trans_a, trans_b = operation.flags
         stamp = Stamp(operation.rows, self.cta.cluster.clocks.generic)
-        clock = operation.sequence + 1
+        clock = operation.sequence + steps
+        k = shape.k * steps
         if operation.a_rows is not None:
             a = operation.a_rows
         else:
             assert operation.a is not None
             source = operands.decode_sm90(operation.a)
-            a = self._fetch(source, 64, shape.k, shape.a_type, trans_a, stamp, clock, shape.line)
+            a = self._fetch(source, 64, k, shape.a_type, trans_a, stamp, clock, shape.line)
         other = operands.decode_sm90(operation.b)
-        b = self._fetch(other, shape.n, shape.k, shape.b_type, trans_b, stamp, clock, shape.line)
+        b = self._fetch(other, shape.n, k, shape.b_type, trans_b, stamp, clock, shape.line)
         product = a @ b.T
         if negate_a != negate_b:
             product = -product
