@@ -1,14 +1,10 @@
-"""Problems and schedules for tests, spread over families, and short ways to build them.
-
-``CASES`` is the one list that goldens, determinism and cubin tests draw from: every
-family, store, major and cluster class of both archs occurs.
-"""
+"""Short ways to problems of every family, and to built kernels."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from torch_cute_backend.arch import SM90, SM100, ArchSpec
+from torch_cute_backend.arch import ArchSpec
 from torch_cute_backend.build import KernelBuild, build_kernel
 from torch_cute_backend.dtypes import BFLOAT16, E4M3, FLOAT16, FLOAT32, DType
 from torch_cute_backend.epilogue.graph import (
@@ -109,17 +105,3 @@ def build(problem: GemmProblem, schedule: GemmSchedule, arch: ArchSpec) -> Kerne
     if isinstance(result, Status):
         raise AssertionError(f"{schedule.describe()} on {arch.name}: {result}")
     return result
-
-
-@dataclass(frozen=True)
-class Case:
-    """A named kernel. ``golden``: its text is kept under ``test/golden``."""
-
-    name: str
-    arch: ArchSpec
-    problem: GemmProblem
-    schedule: GemmSchedule
-    golden: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.arch.name}_{self.name}"

@@ -54,12 +54,23 @@ ONLY_90 = {
     "accumulators": (
         {"tile_m": 256, "tile_n": 256},
         fp8(),
-        r"256 fp32 accumulators a thread x 1 set\(s\) exceed 192",
+        r"256 fp32 accumulators a thread x 1 set\(s\) exceed 128",
     ),
     "exact": (
         {"tile_n": 256, "ab_stages": 2, "epi_n": 32},
         EXACT,
-        r"128 fp32 accumulators a thread x 2 set\(s\) exceed 192",
+        r"128 fp32 accumulators a thread x 2 set\(s\) exceed 128",
+    ),
+    "one_warpgroup": (
+        {"tile_m": 128, "tile_n": 256, "math_warpgroups": 1},
+        fp8(),
+        r"256 fp32 accumulators a thread x 1 set\(s\) exceed 192",
+    ),
+    "padded_rows": ({"tile_m": 16, "epi_n": 32}, fp8(), "nor 8, 16 or 32 K-major rows"),
+    "padded_m_major": (
+        {"tile_m": 16, "tile_k": 64, "math_warpgroups": 1},
+        mm(a_major=Major.MN),
+        "nor 8, 16 or 32 K-major rows",
     ),
     "warpgroups": ({"math_warpgroups": 3}, fp8(), "math_warpgroups=3 is not 1 or 2"),
     "acc_stages": ({"acc_stages": 2}, fp8(), "wgmma accumulators have one stage"),

@@ -272,26 +272,45 @@ class TestMeasured(TestCase):
         problem = fp8(64, 5120, 5120)
         b200 = {"gpu": "NVIDIA B200"}
         rows = [result("aten", 16.0, **b200), result(OURS, 10.0, A, **b200)]
-        measured = MAKE._row(problem, SM100, MAKE.measured(rows))
+        measured = MAKE.make_row(problem, SM100, MAKE.measured(rows))
         self.assertEqual(dict(measured.provenance)["kind"], "measured")
         self.assertEqual(measured.schedule, A)
         self.assertEqual(
-            dict(MAKE._row(problem, SM100, {}).provenance)["kind"], "published"
+            dict(MAKE.make_row(problem, SM100, {}).provenance)["kind"], "published"
         )
-        self.assertEqual(dict(MAKE._row(problem, SM90, {}).provenance)["kind"], "model")
+        self.assertEqual(
+            dict(MAKE.make_row(problem, SM90, {}).provenance)["kind"], "model"
+        )
 
     def test_a_measured_row_must_be_valid(self):
         rows = [result("aten", 16.0), result(OURS, 10.0, GemmSchedule(64, 36, 128, 4))]
         with self.assertRaisesRegex(TableError, f"{HEADLINE}: .*tile_n=36"):
-            MAKE._row(fp8(64, 5120, 5120), SM90, MAKE.measured(rows))
+            MAKE.make_row(fp8(64, 5120, 5120), SM90, MAKE.measured(rows))
 
     def test_written_rows_read_back(self):
         rows = [result("aten", 16.0), result(OURS, 10.0, B)]
-        row = MAKE._row(fp8(64, 5120, 5120), SM90, MAKE.measured(rows))
+        row = MAKE.make_row(fp8(64, 5120, 5120), SM90, MAKE.measured(rows))
         text = MAKE.row_text(row)
         self.assertNotIn("\n", text)
         self.assertNotIn("raster", text)
         self.assertEqual(parse_row(json.loads(text)), row)
+
+    def test_what_else_was_measured_gets_a_row(self):
+        odd = {"shape": {"m": 7, "n": 24, "k": 48}, "dtype": "float16"}
+        odd |= {"scaling": "none", "accum": "fp32", "b_major": "mn"}
+        schedule = GemmSchedule(64, 64, 64, 6, epi_n=64)
+        rows = [result("aten", 3.0, **odd), result(OURS, 2.0, schedule, **odd)]
+        with mock.patch.object(MAKE, "shapes", return_value=((64, 5120, 5120),)):
+            *listed, last = MAKE.table_rows(SM90, MAKE.measured(rows))
+        self.assertEqual(last.name, "mm_fp16_cute_bn_m7_k48_n24")
+        self.assertEqual(last.key, RowKey("fp16", "fast", "k", "mn", 7, 24, 48))
+        self.assertEqual(len(listed), 6)
+
+    def test_only_timings_are_read(self):
+        with tempfile.TemporaryDirectory() as folder:
+            lines = [json.dumps(r) for r in ({"suite": "static"}, result("aten", 9.0))]
+            (Path(folder) / "run.jsonl").write_text("\n".join(lines) + "\n")
+            self.assertEqual(MAKE.read_results(Path(folder)), [result("aten", 9.0)])
 
     def test_results_that_are_not_json_are_named(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -49,7 +49,8 @@ class TestModel(TestCase):
         # A tile that no problem can take would be a typing error in the list.
         spec = ARCHS[arch]
         listed = model._SM90_TILES if spec is SM90 else model._SM100_TILES
-        found = {(s.tile_m, s.tile_n) for s in model.tiles(PROBLEMS["square"], spec)}
+        problems = (PROBLEMS["square"], *(fp8(m, 4096, 4096) for m in (8, 16, 32)))
+        found = {(s.tile_m, s.tile_n) for p in problems for s in model.tiles(p, spec)}
         self.assertEqual({t[:2] for t in listed} - found, set())
 
     @parametrize("arch", list(ARCHS))

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 WARPGROUP_THREADS = 128
 WARP_THREADS = 32
 MMA_M = 64
-MAX_ACCUMULATORS_PER_THREAD = 192
-"""fp32 accumulators a thread may hold: 255 registers less addresses and epilogue."""
+MAX_ACCUMULATORS_PER_THREAD = {1: 192, 2: 128}
+"""fp32 accumulators a thread may hold, by math warpgroups: its registers less addresses
+and epilogue. A thread of five warps has 255; of nine, 168, since one of the SM's four
+register files of 16384 then serves three warps."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,9 @@ class Sm90Spec(ArchSpec):
                 f"epi_n={s.epi_n} is not a multiple of 8, as a wgmma's columns are",
             ),
             (
-                accumulators * sets <= MAX_ACCUMULATORS_PER_THREAD,
+                accumulators * sets <= MAX_ACCUMULATORS_PER_THREAD[s.math_warpgroups],
                 f"{accumulators} fp32 accumulators a thread x {sets} set(s) exceed "
-                f"{MAX_ACCUMULATORS_PER_THREAD}",
+                f"{MAX_ACCUMULATORS_PER_THREAD[s.math_warpgroups]}",
             ),
             (s.acc_stages == 1, "wgmma accumulators have one stage"),
             (s.cta_group == 1, "wgmma has no CTA pairs"),

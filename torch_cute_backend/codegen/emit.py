@@ -114,7 +114,7 @@ class Emitter:
             )
         getattr(self, name)(statement)
 
-    # --- structure -----------------------------------------------------------------
+    # --- structure ----------------------------------------------------------------
 
     @emits(st.Let)
     def let(self, s: st.Let) -> None:
@@ -160,7 +160,7 @@ class Emitter:
     def placeholder(self, s: st.Placeholder) -> None:
         self.out.comment(f"({s.of}: {s.count} statements moved to its own loop)")
 
-    # --- synchronisation -------------------------------------------------------------
+    # --- synchronisation ----------------------------------------------------------
 
     @emits(sync.CtaBarrier)
     def cta_barrier(self, s: sync.CtaBarrier) -> None:
@@ -211,7 +211,7 @@ class Emitter:
             for buffer in s.buffers:
                 self.out.line(f"cpasync.prefetch_descriptor({names.tma_atom(buffer)})")
 
-    # --- pipelines and TMA -------------------------------------------------------------
+    # --- pipelines and TMA --------------------------------------------------------
 
     @emits(flow.ProducerAcquire)
     def producer_acquire(self, s: flow.ProducerAcquire) -> None:

@@ -123,8 +123,9 @@ class Mma(Stmt):
     """``accumulator += a @ b`` for one k tile.
 
     ``promote``: keep each k tile's sum apart and add it to fp32 registers (exact FP8
-    accumulation on wgmma). ``index`` is the k loop's index: a TMEM accumulator starts
-    from zero at index 0. ``padding``: rows of ``a`` that TMA does not fill.
+    accumulation on wgmma). ``index`` is the k loop's index: without ``promote``, the
+    accumulator starts from zero at index 0. ``padding``: rows of ``a`` that TMA does
+    not fill.
     """
 
     accumulator: Buffer

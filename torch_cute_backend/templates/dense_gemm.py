@@ -265,8 +265,11 @@ def _mma(res: DenseResources) -> Body:
         ),
     )
     if res.acc_pipe is None:
-        clear = AccumulatorClear(role=role, accumulator=res.promote or res.acc)
-        return (clear, mainloop, MmaDrain(role=role, pipeline=res.ab, lag=lag))
+        drain = MmaDrain(role=role, pipeline=res.ab, lag=lag)
+        if res.promote is None:
+            return (mainloop, drain)
+        clear = AccumulatorClear(role=role, accumulator=res.promote)
+        return (clear, mainloop, drain)
     return (
         ProducerAcquire(role=role, pipeline=res.acc_pipe),
         mainloop,
