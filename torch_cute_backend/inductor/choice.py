@@ -91,7 +91,7 @@ class CuteCaller(TritonTemplateCaller):  # type: ignore[misc]
             input_nodes=list(nodes),
             layout=layout,
             make_kernel_render=Render(candidate),
-            description=f"{candidate.choice.source}, {schedule}",
+            description=f"{candidate.choice.source}: {schedule.describe()}",
             bmreq=BenchmarkRequest(
                 schedule.ab_stages, threads // 32, source.name, source.sha256
             ),

@@ -20,7 +20,7 @@ from torch_cute_backend.epilogue.graph import (
     EpilogueOutput,
     InputKind,
 )
-from torch_cute_backend.errors import CacheError
+from torch_cute_backend.errors import CacheError, CuteBackendError
 from torch_cute_backend.problem import Accum, GemmProblem, Major
 from torch_cute_backend.schedule import GemmSchedule
 
@@ -87,7 +87,7 @@ class KernelSpec:
             )
             problem = _problem_from_json(value["problem"])
             return cls(arch_spec(value["arch"]), problem, variants)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, CuteBackendError) as error:
             raise CacheError(f"malformed kernel spec: {error!r}") from error
 
 
