@@ -22,7 +22,7 @@ class Sm100Host(Sm90Host):
             "import cutlass.utils.blackwell_helpers as sm100_utils",
             "from cutlass import Float32, Int32, range_constexpr",
             "from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05, warp",
-            "from cutlass.utils import SmemAllocator",
+            "from cutlass.memory import SmemAllocator",
         )
 
     def constants(self) -> tuple[tuple[str, str], ...]:

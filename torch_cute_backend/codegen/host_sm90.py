@@ -47,7 +47,7 @@ class Sm90Host:
             "import cutlass.utils.hopper_helpers as sm90_utils",
             "from cutlass import Float32, Int32, range_constexpr",
             "from cutlass.cute.nvgpu import cpasync, warp, warpgroup",
-            "from cutlass.utils import SmemAllocator",
+            "from cutlass.memory import SmemAllocator",
         )
 
     def constants(self) -> tuple[tuple[str, str], ...]:
