@@ -45,7 +45,10 @@ def simulate(
         ptx = fault.apply(ptx)
     regions = capture_module.regions_of([*args, *tensors], outputs)
     reports = [
-        run_launch(ptx, launch, regions, mode=mode, checks=checks, sms=sms, roles=roles)
-        for launch in launches
+        run_launch(
+            ptx, launch, regions, mode=mode, checks=checks, sms=sms, roles=roles,
+            trace=trace if number == 0 else None,
+        )
+        for number, launch in enumerate(launches)
     ]
     return merge_reports(reports)

@@ -72,7 +72,8 @@ def tmem_granules_half(first: int, columns: int, lane: int) -> np.ndarray:
 class Mma:
     """A run of tcgen05.mma that differ only by steps along K."""
 
-    __slots__ = ("a", "a_tmem", "b", "closed", "d", "enable", "group", "idesc", "line", "stamp", "steps")
+    __slots__ = ("a", "a_tmem", "b", "closed", "d", "enable", "group", "idesc", "issued", "line", "stamp",
+                 "steps")
 
     def __init__(self, idesc: InstructionDescriptor, group: int, d: int, a: int, a_tmem: bool, b: int,
                  enable: bool, stamp: Stamp, line: int) -> None:
@@ -87,6 +88,7 @@ class Mma:
         self.line = line
         self.steps = 1
         self.closed = False
+        self.issued = 0
 
     def extends(self, idesc: InstructionDescriptor, d: int, a: int, a_tmem: bool, b: int,
                 enable: bool, stamp: Stamp) -> bool:
@@ -126,6 +128,12 @@ class TensorCore:
         mma.closed = True
         if self.open is mma:
             self.open = None
+        trace = self.cta.cluster.engine.trace
+        if trace:
+            trace.operation(
+                "tensor core", self.cta.label, f"mma into column {mma.d & 0xFFFF}", mma.issued,
+                steps=mma.steps, line=mma.line,
+            )
         stamp, idesc = mma.stamp, mma.idesc
         np.maximum(self.rows, stamp.rows, out=self.rows)
         ctas = self.pair(mma.group)
@@ -322,6 +330,8 @@ class Tcgen05Ops(WgmmaOps):
             last.steps += 1
             return
         mma = Mma(decoded, group, values[0], values[1], a_tmem, values[2], accumulate, stamp, line)
+        if self.engine.trace:
+            mma.issued = self.engine.trace.now
         core.open = mma
         core.queue.append(lambda: core.run_mma(mma))
 

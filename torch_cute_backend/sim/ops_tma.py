@@ -150,8 +150,16 @@ class TmaOps(SyncOps):
                 self.note_remote(cta, barrier.agent, barrier.loads, line)
             jobs.append((cta, first, barrier, barrier.loads))
         region = self.map_region(tensor, line)
+        trace = self.engine.trace
+        issued = trace.now if trace else 0
 
         def complete() -> None:
+            if trace:
+                for cta, _, barrier, _ in jobs:
+                    trace.operation(
+                        "tma", cta.label, f"load into stage {barrier.address:#x}", issued,
+                        coordinates=list(at), bytes=tensor.box_bytes,
+                    )
             data = _read_box(tensor, at, region)
             for cta, first, barrier, clock in jobs:
                 if cta.live_warps == 0:
@@ -180,8 +188,12 @@ class TmaOps(SyncOps):
         group = bulk.open
         bulk.issued = True
         bulk.outstanding[group] = bulk.outstanding.get(group, 0) + 1
+        trace = self.engine.trace
+        issued = trace.now if trace else 0
 
         def complete() -> None:
+            if trace:
+                trace.operation("bulk store", cta.label, f"store group {group}", issued, bytes=count * 16)
             cta.shadow.read(
                 slice(first, first + count), bulk.agent, group + 1, stamp.need, stamp.order, line
             )

@@ -36,7 +36,7 @@ class Tile:
 class Operation:
     """One wgmma instance; ready once all four warps issued it."""
 
-    __slots__ = ("a", "a_rows", "b", "flags", "issuers", "rows", "scale_d", "sequence", "shape",
+    __slots__ = ("a", "a_rows", "b", "born", "flags", "issuers", "rows", "scale_d", "sequence", "shape",
                  "tile")
 
     def __init__(self, shape: WgmmaShape, tile: Tile, sequence: int, a: Value | None, b: int,
@@ -51,6 +51,7 @@ class Operation:
         self.issuers = 0
         self.rows = rows
         self.a_rows: np.ndarray | None = None
+        self.born = 0
 
 
 class Warpgroup:
@@ -89,6 +90,10 @@ class Warpgroup:
             if following is None or not self._continues(operation, following, len(batch)):
                 break
             batch.append(following)
+        trace = self.cta.cluster.engine.trace
+        if trace:
+            trace.operation("wgmma", self.cta.label, f"wgmma {operation.sequence}", operation.born,
+                            steps=len(batch), line=operation.shape.line)
         self._multiply(operation, len(batch))
         self.executed = batch[-1].sequence + 1
         for done in batch:
@@ -201,6 +206,8 @@ class WgmmaOps(TmaOps):
             operation = Operation(
                 shape, tile, sequence, first, self._one(g, b, shape.line), scale_d, flags, rows
             )
+            if self.engine.trace:
+                operation.born = self.engine.trace.now
             group.pending[sequence] = operation
             group.queue.append(lambda: group.run(operation))  # type: ignore[arg-type]
         else:

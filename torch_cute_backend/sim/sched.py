@@ -53,7 +53,7 @@ class Engine:
             return
         role = None
         if warp is not None:
-            role = self.roles.get(warp.index, f"warp {warp.index}")
+            role = self.role_of(warp)
         self.findings[key] = Finding(
             kind, message, line or None, self.source_line(line), role, advice
         )
@@ -72,8 +72,14 @@ class Engine:
         """Make blocked warps runnable."""
         for warp in warps:
             if warp.waiting is not None:
+                if self.trace is not None:
+                    self.trace.wait_ends(warp, self.role_of(warp))
                 warp.waiting = None
                 self.runnable.append(warp)
+
+    def role_of(self, warp: Any) -> str:
+        """Role name of a warp, or ``warp N``."""
+        return self.roles.get(warp.index, f"warp {warp.index}")
 
     def post_load(self, task: Task) -> None:
         """Queue a TMA load."""
@@ -159,6 +165,18 @@ class Engine:
 
     def execute(self, warp: Any, budget: int) -> None:
         """Run one warp until it blocks, ends, or has used its budget of blocks."""
+        if self.trace is None:
+            self._execute(warp, budget)
+            return
+        trace = self.trace
+        start, before = trace.now, sum(warp.counts)
+        self._execute(warp, budget)
+        trace.now += sum(warp.counts) - before
+        trace.ran(warp, self.role_of(warp), start)
+        if warp.waiting is not None:
+            trace.wait_begins(warp)
+
+    def _execute(self, warp: Any, budget: int) -> None:
         functions = warp.program.functions
         counts = warp.counts
         defs = warp.program.defs

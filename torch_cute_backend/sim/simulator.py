@@ -19,6 +19,7 @@ from .memory import GlobalMemory
 from .parse import parse
 from .report import SimError, SimReport
 from .sched import Engine
+from .trace import Trace
 from .warp import Warp
 
 
@@ -52,6 +53,7 @@ def run_launch(
     checks: bool = True,
     sms: int = 132,
     roles: Mapping[int, str] | None = None,
+    trace: str | None = None,
 ) -> SimReport:
     """Simulate one launch; faults of the kernel come back as findings."""
     programs = _programs(ptx)
@@ -61,6 +63,7 @@ def run_launch(
     started = time.perf_counter()
     engine = Engine(mode, checks, sms)
     engine.roles = dict(roles or {})
+    engine.trace = Trace() if trace else None
     engine.memory = GlobalMemory(tensors, engine.report)
     engine.params = _pack_params(program, launch)
     engine.strict_wait = "tcgen05.wait::ld" in ptx
@@ -87,6 +90,8 @@ def run_launch(
         engine.cores.clear()
     once = None if engine.deadlocked else engine.memory.final_check()
     seconds = time.perf_counter() - started
+    if trace:
+        engine.trace.write(trace)
     found = tuple(engine.findings.values())
     return SimReport(
         findings=tuple(f for f in found if not f.advice),
