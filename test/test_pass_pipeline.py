@@ -155,6 +155,7 @@ class TestExamples(TestCase):
             "\n".join(p.name for p in PIPELINE),
             """\
 partition_roles
+drop_dead_loads
 omit_shared_loop
 drop_placeholders""",
         )

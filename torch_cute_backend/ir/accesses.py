@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torch_cute_backend.ir.effects import Alloc, Effect, Free, Read, Write
 from torch_cute_backend.ir.ops import Stmt
 from torch_cute_backend.ir.printer import print_statement
+from torch_cute_backend.ir.program import Program
 from torch_cute_backend.ir.threads import Site, Thread
 from torch_cute_backend.ir.values import Buffer, Pipeline, Proxy, Role, Space
 
@@ -86,6 +87,16 @@ def unordered(x: Access, y: Access) -> Race:
 
 def memory_effects(effects: tuple[Effect, ...]) -> tuple[MemoryEffect, ...]:
     return tuple(e for e in effects if isinstance(e, (Read, Write, Alloc, Free)))
+
+
+def written_buffers(program: Program) -> frozenset[Buffer]:
+    """Buffers that some statement of the kernel changes."""
+    return frozenset(
+        effect.buffer
+        for stmt in program.walk()
+        for effect in memory_effects(stmt.effects())
+        if not isinstance(effect, Read)
+    )
 
 
 def accesses(thread: Thread) -> tuple[Access, ...]:

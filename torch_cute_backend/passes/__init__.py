@@ -13,6 +13,7 @@ from torch_cute_backend.errors import IRError
 from torch_cute_backend.ir.program import Program
 from torch_cute_backend.ir.verifier import verify
 from torch_cute_backend.passes.base import Pass, PassContext, PassResult
+from torch_cute_backend.passes.drop_dead_loads import DropDeadLoads
 from torch_cute_backend.passes.drop_placeholders import DropPlaceholders
 from torch_cute_backend.passes.omit_shared_loop import OmitSharedLoop
 from torch_cute_backend.passes.partition_roles import PartitionRoles
@@ -22,6 +23,8 @@ from torch_cute_backend.status import Status
 PIPELINE: tuple[Pass, ...] = (
     # Shared tile loop -> role loops and a residual loop, or the reason why not.
     PartitionRoles(),
+    # Only where asked for: dead read-only scalar loads out of the residual loop.
+    DropDeadLoads(),
     # The check the project is named for: residual loop out iff it does nothing.
     OmitSharedLoop(),
     # Marks are for the check and for people; nothing is printed for them.
@@ -50,12 +53,16 @@ class Refused(Status):
 
 
 def run_pipeline(
-    program: Program, required_roles: tuple[str, ...], shared_loop: str = "auto"
+    program: Program,
+    required_roles: tuple[str, ...],
+    shared_loop: str = "auto",
+    drop_dead_loads: bool = False,
 ) -> PipelineResult | Refused:
     """Run ``PIPELINE`` on an inline program.
 
     ``shared_loop``: ``"auto"`` runs the check, ``"keep"`` keeps the residual loop,
-    ``"inline"`` leaves the program unpartitioned. Raises ``VerifyError`` if the program
+    ``"inline"`` leaves the program unpartitioned. ``drop_dead_loads`` takes dead
+    read-only scalar loads out before the check. Raises ``VerifyError`` if the program
     is ill-formed, or becomes so in a pass.
     """
     if shared_loop not in ("auto", "keep", "inline"):
@@ -64,7 +71,7 @@ def run_pipeline(
     if shared_loop == "inline":
         remark = Remark(False, "partition_roles", program.name, "inline form requested")
         return PipelineResult(program, program, Omission("kept", None, (remark,)))
-    context = PassContext(required_roles, shared_loop)
+    context = PassContext(required_roles, shared_loop, drop_dead_loads)
     before, omission = program, Omission("not_applicable", None)
     for step in PIPELINE:
         result = step.run(program, context)

@@ -18,10 +18,12 @@ class PassContext:
     Attributes:
         required_roles: roles that the arch wants to own a role-local persistent loop.
         shared_loop: ``"auto"`` lets the check decide, ``"keep"`` keeps the loop.
+        drop_dead_loads: take dead read-only scalar loads out before the check.
     """
 
     required_roles: tuple[str, ...]
     shared_loop: str = "auto"
+    drop_dead_loads: bool = False
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ without a replacement is work, and so is what depends on it.
 
 from __future__ import annotations
 
-from torch_cute_backend.ir.accesses import memory_effects
+from torch_cute_backend.ir.accesses import written_buffers
 from torch_cute_backend.ir.analysis import (
     Definition,
     controlled_definitions,
@@ -24,9 +24,8 @@ from torch_cute_backend.ir.analysis import (
     is_plain,
     used,
 )
-from torch_cute_backend.ir.effects import Read
 from torch_cute_backend.ir.expr import Expr
-from torch_cute_backend.ir.ops import Stmt, walk
+from torch_cute_backend.ir.ops import Stmt
 from torch_cute_backend.ir.pipelines import tile_loop_of
 from torch_cute_backend.ir.program import Program
 from torch_cute_backend.ir.structure import (
@@ -36,7 +35,7 @@ from torch_cute_backend.ir.structure import (
     ScheduledCoordinates,
     TileLoop,
 )
-from torch_cute_backend.ir.values import Buffer, SchedulerKind, Var
+from torch_cute_backend.ir.values import SchedulerKind, Var
 
 
 def replaced_variables(
@@ -69,7 +68,7 @@ def is_superfluous(
         return False
     if type(stmt) is ScheduledCoordinates:
         own = stmt.scheduler == loop.scheduler and stmt.work == loop.work
-        return own and stmt.buffer not in _written(program)
+        return own and stmt.buffer not in written_buffers(program)
     if type(stmt) in (Let, ScalarLoad):
         return all(var in replaced for var in stmt.defs())
     return False
@@ -81,7 +80,9 @@ def _names_replacement(program: Program, stmt: Stmt) -> bool:
     if type(stmt) is Let and isinstance(stmt, Let):
         return stmt.replaced_by is not None
     if type(stmt) is ScalarLoad and isinstance(stmt, ScalarLoad):
-        return stmt.replaced_by is not None and stmt.buffer not in _written(program)
+        return stmt.replaced_by is not None and stmt.buffer not in written_buffers(
+            program
+        )
     return False
 
 
@@ -123,12 +124,3 @@ def _dominates(region: RoleRegion, var: Var) -> bool:
         if var in used((stmt,)):
             return False
     return False
-
-
-def _written(program: Program) -> frozenset[Buffer]:
-    return frozenset(
-        effect.buffer
-        for stmt in walk(program.top())
-        for effect in memory_effects(stmt.effects())
-        if not isinstance(effect, Read)
-    )

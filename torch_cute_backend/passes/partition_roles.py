@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import ClassVar
 
-from torch_cute_backend.ir.accesses import memory_effects
+from torch_cute_backend.ir.accesses import memory_effects, written_buffers
 from torch_cute_backend.ir.analysis import (
     count_statements,
     definitions,
@@ -189,17 +189,12 @@ def _residual(body: Body) -> Body:
 
 def _dependences(program: Program, loop: TileLoop) -> Status:
     status = Status.ok()
-    written = {
-        e.buffer
-        for s in program.walk()
-        for e in memory_effects(s.effects())
-        if not isinstance(e, Read)
-    }
+    written = written_buffers(program)
     tails = tuple(s for s in program.post if s.role is not None)
     for role in program.roles:
         tail = tuple(s for s in tails if s.role == role)
         needed = _needed(loop.body, role, tail)
-        status &= _clonable(program, loop, role, needed, frozenset(written))
+        status &= _clonable(program, loop, role, needed, written)
     return status & _residual_dependences(program, loop)
 
 
