@@ -31,6 +31,8 @@ class GemmSchedule:
         math_warpgroups: wgmma warpgroups that split ``tile_m`` (cooperative).
         scheduler: ``"static_persistent"`` or ``"single_tile"``.
         raster: ``"along_m"`` or ``"along_n"``: which tile index runs fastest.
+        l2_policy: ``"normal"``, or ``"stream_b"`` where each CTA reads its own part of
+            B once: L2 drops B first and keeps A.
         store: ``"tma"`` (through shared memory) or ``"direct"`` (predicated).
         shared_loop: ``"auto"`` runs the loop-omission check, ``"keep"`` keeps the loop,
             ``"inline"`` prints the unpartitioned kernel.
@@ -49,6 +51,7 @@ class GemmSchedule:
     math_warpgroups: int = 1
     scheduler: str = "static_persistent"
     raster: str = "along_m"
+    l2_policy: str = "normal"
     store: str = "tma"
     shared_loop: str = "auto"
 

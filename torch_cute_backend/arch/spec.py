@@ -102,6 +102,10 @@ def check_common(
             f"scheduler {s.scheduler!r} is unknown",
         ),
         (s.raster in ("along_m", "along_n"), f"raster {s.raster!r} is unknown"),
+        (
+            s.l2_policy in ("normal", "stream_b"),
+            f"l2_policy {s.l2_policy!r} is unknown",
+        ),
         (s.store in ("tma", "direct"), f"store {s.store!r} is unknown"),
         (
             s.shared_loop in ("auto", "keep", "inline"),

@@ -20,7 +20,7 @@ from torch_cute_backend.ir import structure as st
 from torch_cute_backend.ir import sync
 from torch_cute_backend.ir.ops import Body, Stmt
 from torch_cute_backend.ir.program import Program
-from torch_cute_backend.ir.values import Role, SchedulerKind
+from torch_cute_backend.ir.values import L2Policy, Role, SchedulerKind
 from torch_cute_backend.problem import GemmProblem
 from torch_cute_backend.schedule import GemmSchedule
 
@@ -39,6 +39,12 @@ def emits(*classes: type[Stmt]) -> Callable[[H], H]:
 
     return mark
 
+
+L2_CONSTANTS = (
+    ("L2_EVICT_FIRST", "0x12F0000000000000  # createpolicy encodings, all lines"),
+    ("L2_EVICT_LAST", "0x14F0000000000000"),
+)
+"""What ``createpolicy.fractional`` gives for a fraction of 1 (PTX ISA)."""
 
 _VIEWS = (
     sync.PartitionTma,
@@ -244,6 +250,8 @@ class Emitter:
         ]
         if self.multicast(x):
             args.append(f"mcast_mask={x.lower()}_mcast_mask")
+        if s.l2 is not L2Policy.NORMAL:
+            args.append(f"cache_policy=cutlass.Int64(L2_{s.l2.name})")
         self.out.call("cute.copy(", tuple(args))
 
     def multicast(self, operand: str) -> bool:

@@ -40,6 +40,7 @@ class Sm100Host(Sm90Host):
             ("MMA_WARP", f"{mma.first_warp}"),
             ("LOAD_WARP", f"{load.first_warp}"),
             ("THREADS", f"{sum(r.threads for r in roles.values())}"),
+            *self._l2_constants(),
         )
 
     def parameters(self) -> tuple[tuple[str, str], ...]:

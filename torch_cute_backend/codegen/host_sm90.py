@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from torch_cute_backend.arch.sm90 import MMA_M
 from torch_cute_backend.codegen import names
+from torch_cute_backend.codegen.emit import L2_CONSTANTS
 from torch_cute_backend.codegen.writer import Writer
 from torch_cute_backend.dtypes import DType, dtype
 from torch_cute_backend.errors import CodegenError
@@ -65,7 +66,11 @@ class Sm90Host:
             ("STORE_WARP", "0  # the math warp that issues TMA stores"),
             ("LOAD_WARP", f"{load_warp}"),
             ("THREADS", f"{(load_warp + 1) * 32}"),
+            *self._l2_constants(),
         )
+
+    def _l2_constants(self) -> tuple[tuple[str, str], ...]:
+        return () if self.schedule.l2_policy == "normal" else L2_CONSTANTS
 
     def _row_constants(self) -> tuple[tuple[str, str], ...]:
         """Rows that shared memory and accumulators hold: 64 for a lower tile."""

@@ -26,6 +26,8 @@ EMITTERS: dict[str, type[Emitter]] = {
     "sm_100a": Sm100Emitter,
 }
 HOSTS: dict[str, type[Sm90Host]] = {"sm_90a": Sm90Host, "sm_100a": Sm100Host}
+HEADER_HANG = 10
+"""Where the values of the header's ``name: value`` lines start."""
 EPILOGUE_SHAPES = {
     InputKind.SCALAR: ("1",),
     InputKind.ROW: ("m",),
@@ -47,7 +49,10 @@ def print_module(
     host = HOSTS[arch.name](program, problem, schedule)
     out = Writer()
     for line in header:
-        out.comment(line) if line else out.line("#")
+        if line:
+            out.comment(line, HEADER_HANG)
+        else:
+            out.line("#")
     out.blank()
     out.lines(*host.imports())
     out.blank()

@@ -25,9 +25,10 @@ class Writer:
         if self._lines and self._lines[-1]:
             self._lines.append("")
 
-    def comment(self, text: str) -> None:
+    def comment(self, text: str, hang: int = 0) -> None:
+        """``text`` as comment lines; all but the first are indented by ``hang``."""
         width = WIDTH - len(_INDENT) * self._depth - 2
-        for part in textwrap.wrap(text, width):
+        for part in textwrap.wrap(text, width, subsequent_indent=" " * hang):
             self.line(f"# {part}")
 
     def call(self, head: str, args: tuple[str, ...], tail: str = ")") -> None:

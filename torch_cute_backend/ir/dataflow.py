@@ -23,6 +23,7 @@ from torch_cute_backend.ir.expr import Expr
 from torch_cute_backend.ir.ops import Stmt
 from torch_cute_backend.ir.values import (
     Buffer,
+    L2Policy,
     Pipeline,
     PipelineKind,
     Proxy,
@@ -93,12 +94,14 @@ class ConsumerRelease(Stmt):
 
 @dataclass(frozen=True, kw_only=True)
 class TmaLoad(Stmt):
-    """Bulk copy of tile ``coords`` of ``source`` to the current stage of ``target``."""
+    """Bulk copy of tile ``coords`` of ``source`` to the current stage of ``target``.
+    ``l2``: what the L2 cache should do with the lines."""
 
     source: Buffer
     target: Buffer
     pipeline: Pipeline
     coords: tuple[Expr, ...]
+    l2: L2Policy = L2Policy.NORMAL
 
     def effects(self) -> tuple[Effect, ...]:
         return (

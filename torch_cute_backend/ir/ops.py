@@ -9,7 +9,8 @@ does not raises ``TypeError`` when it is defined.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
+from enum import Enum
 from typing import Any, TypeVar
 
 from torch_cute_backend.ir.effects import Effect
@@ -84,11 +85,13 @@ class Stmt:
         return replace(self, **changes)
 
     def operands(self) -> str:
-        """The fields as the printer shows them."""
+        """The fields as the printer shows them; what has its default is left out."""
         parts = []
         for f in fields(self):
             value = getattr(self, f.name)
             if f.name == "role" or f.metadata.get("body") or value in (None, ()):
+                continue
+            if f.default is not MISSING and value == f.default:
                 continue
             parts.append(f"{f.name}={_show(value)}")
         return ", ".join(parts)
@@ -119,4 +122,4 @@ def _variables(value: object) -> Iterator[Var]:
 def _show(value: object) -> str:
     if isinstance(value, tuple):
         return "(" + ", ".join(_show(v) for v in value) + ")"
-    return str(value)
+    return str(value.value if isinstance(value, Enum) else value)

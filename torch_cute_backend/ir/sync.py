@@ -17,9 +17,9 @@ from torch_cute_backend.ir.effects import (
     Registers,
     Scope,
     Sync,
-    Write,
     SyncArrive,
     SyncWait,
+    Write,
 )
 from torch_cute_backend.ir.ops import Stmt
 from torch_cute_backend.ir.values import Buffer, NamedBarrier, Pipeline

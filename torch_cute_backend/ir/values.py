@@ -28,6 +28,14 @@ class Proxy(str, Enum):
     ASYNC = "async"
 
 
+class L2Policy(str, Enum):
+    """How long the L2 cache should keep lines that a bulk load brings in."""
+
+    NORMAL = "normal"
+    EVICT_FIRST = "evict_first"
+    EVICT_LAST = "evict_last"
+
+
 class PipelineKind(str, Enum):
     """Who fills a stage and who drains it."""
 

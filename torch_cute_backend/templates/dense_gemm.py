@@ -55,7 +55,7 @@ from torch_cute_backend.ir.sync import (
     TmemFree,
     ZeroPadding,
 )
-from torch_cute_backend.ir.values import Role, Scheduler, SchedulerKind, Var
+from torch_cute_backend.ir.values import L2Policy, Role, Scheduler, SchedulerKind, Var
 from torch_cute_backend.problem import GemmProblem
 from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.templates.epilogue import (
@@ -161,7 +161,7 @@ def _tile_loop(
     scheduler = Scheduler("tiles", kind)
     tiles = BinOp("*", Param("tiles_m"), Param("tiles_n"))
     inputs = prefetched_inputs(problem, res, (Ref(TILE_M), Ref(TILE_N)))
-    body: list[Stmt] = [*_coordinates(schedule), *_load(res)]
+    body: list[Stmt] = [*_coordinates(schedule), *_load(res, schedule)]
     # The same warps compute the mainloop and the epilogue, or others do: either way
     # the inputs are requested before the accumulator is ready.
     one_role = res.mma == res.epilogue
@@ -205,8 +205,9 @@ def _in_cluster(cluster_index: Expr, extent: int, rank: str) -> Expr:
     return BinOp("+", scaled, Param(rank))
 
 
-def _load(res: DenseResources) -> Body:
+def _load(res: DenseResources, schedule: GemmSchedule) -> Body:
     role: Role = res.load
+    stream = schedule.l2_policy == "stream_b"
     k = Ref(K_TILE)
     return (
         KLoop(
@@ -221,6 +222,7 @@ def _load(res: DenseResources) -> Body:
                     target=res.s_a,
                     pipeline=res.ab,
                     coords=(Ref(TILE_M), k),
+                    l2=L2Policy.EVICT_LAST if stream else L2Policy.NORMAL,
                 ),
                 TmaLoad(
                     role=role,
@@ -228,6 +230,7 @@ def _load(res: DenseResources) -> Body:
                     target=res.s_b,
                     pipeline=res.ab,
                     coords=(Ref(TILE_N), k),
+                    l2=L2Policy.EVICT_FIRST if stream else L2Policy.NORMAL,
                 ),
                 ProducerCommit(role=role, pipeline=res.ab),
             ),

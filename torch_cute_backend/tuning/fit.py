@@ -44,6 +44,7 @@ def complete(
         cluster_n=cluster_n,
         math_warpgroups=math_warpgroups,
         raster=raster,
+        l2_policy="stream_b" if problem.m <= tile_m * cluster_m else "normal",
     )
     return _deepen(problem, arch, _with_subtiles(problem, arch, draft), MAX_AB_STAGES)
 

@@ -1,68 +1,35 @@
 """An analytic cost model: which tiles to try for a shape nobody has tuned.
 
-For every tile of a short list it adds up what a persistent kernel's time is made of:
-a fixed launch and fill, the mainloop's waves bound by tensor cores or by memory, and
-the epilogue. Constants are rough per-arch rates; the model ranks, it does not predict.
+A persistent kernel's time is its start, the largest of what overlaps in its mainloop
+(tensor cores, loads of a CTA, L2, DRAM), and the epilogues that nothing hides.
+:func:`estimate` gives these terms one by one. The rates are in ``rates``; the model
+ranks, it does not predict.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torch_cute_backend.arch.spec import ArchSpec
 from torch_cute_backend.problem import GemmProblem
 from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.tuning.fit import complete, exact_fp8
+from torch_cute_backend.tuning.rates import RATES, Rates
 
+__all__ = [
+    "RATES",
+    "Estimate",
+    "Work",
+    "estimate",
+    "rank",
+    "scored",
+    "seconds",
+    "tiles",
+]
 
-@dataclass(frozen=True)
-class Rates:
-    """Rates of one GPU. ``kind`` says whether they were measured or are published.
-
-    Attributes:
-        fp8_flops, bf16_flops: dense tensor-core rate, FLOP/s, whole GPU.
-        dram_bytes: achieved stream rate, bytes/s; ``sm_bytes`` what one SM can pull.
-        fill_s: launch, descriptor fetch and first k tiles; ``tile_s``: hand-over of a
-            tile (accumulator drain, epilogue start).
-        store_s: seconds a byte of output costs one SM.
-    """
-
-    kind: str
-    fp8_flops: float
-    bf16_flops: float
-    dram_bytes: float
-    sm_bytes: float
-    l2_bytes: float
-    fill_s: float
-    tile_s: float
-    store_s: float
-
-
-RATES: dict[str, Rates] = {
-    "sm_90a": Rates(
-        "measured on an H200 where facts allow, else assumed",
-        1.45e15,
-        0.79e15,
-        4.0e12,
-        95e9,
-        14e12,
-        2.2e-6,
-        0.7e-6,
-        2.0e-11,
-    ),
-    "sm_100a": Rates(
-        "published figures of a B200; never measured here",
-        4.0e15,
-        2.0e15,
-        6.5e12,
-        60e9,
-        12e12,
-        2.2e-6,
-        0.4e-6,
-        1.5e-11,
-    ),
-}
-
+_MMA_M = 64
+"""Rows of the smallest MMA; lower tiles are padded in shared memory."""
 _SM90_TILES = (
     *((m, n, 1) for m in (8, 16, 32) for n in (16, 24, 32, 40, 48, 64, 96)),
     *((64, n, 1) for n in (8, 16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256)),
@@ -105,35 +72,130 @@ def _sensible(problem: GemmProblem, s: GemmSchedule) -> bool:
     rows, columns = -(-problem.m // s.tile_m), -(-problem.n // s.tile_n)
     if s.cluster_m > rows or s.cluster_n > columns:
         return False
-    if s.tile_m < 64 and (rows > 1 or problem.m <= s.tile_m // 2 and s.tile_m > 8):
+    if s.tile_m < 64 and (rows > 1 or (problem.m <= s.tile_m // 2 and s.tile_m > 8)):
         return False
     wide = s.tile_k * problem.a_dtype.bytes > 128
     small = s.tile_m <= 64 and s.tile_n <= 96
     return s.ab_stages >= 3 and wide == small
 
 
+@dataclass(frozen=True)
+class Work:
+    """How a schedule cuts a problem up; counts only, no rates.
+
+    Attributes:
+        waves: tiles of the busiest CTA.
+        tiles: CTA tiles, those of clusters' overhang included.
+        k_tiles: k tiles of a CTA tile.
+        stage_bytes: A and B bytes of one k tile, as they land in shared memory;
+            ``pulled_bytes`` of them come through L2, the rest by multicast.
+        in_flight: bytes that a CTA may have requested at once.
+        mma_flops: of one k tile at the MMA's least width and height.
+        input_bytes, output_bytes: of the whole problem, each moved once.
+        tile_out_bytes: output of a CTA tile.
+    """
+
+    waves: int
+    tiles: int
+    k_tiles: int
+    stage_bytes: float
+    pulled_bytes: float
+    in_flight: float
+    mma_flops: float
+    input_bytes: float
+    output_bytes: float
+    tile_out_bytes: float
+
+    @classmethod
+    def of(
+        cls, p: GemmProblem, s: GemmSchedule, arch: ArchSpec, narrow_n: float
+    ) -> Work:
+        rows = math.ceil(p.m / (s.tile_m * s.cluster_m))
+        columns = math.ceil(p.n / (s.tile_n * s.cluster_n))
+        clusters = rows * columns
+        slots = max(1, arch.default_sms // s.cluster_size)
+        a = s.tile_m * s.tile_k * p.a_dtype.bytes
+        b = s.tile_n * s.tile_k * p.b_dtype.bytes
+        k_tiles = math.ceil(p.k / s.tile_k)
+        # A CTA's columns share A with the cluster's other columns, and so for B.
+        return cls(
+            waves=math.ceil(clusters / slots),
+            tiles=clusters * s.cluster_size,
+            k_tiles=k_tiles,
+            stage_bytes=a + b,
+            pulled_bytes=a / s.cluster_n + b / s.cluster_m,
+            in_flight=min(s.ab_stages, k_tiles) * (a + b),
+            mma_flops=2.0 * max(s.tile_m, _MMA_M) * max(s.tile_n, narrow_n) * s.tile_k,
+            input_bytes=float(
+                p.m * p.k * p.a_dtype.bytes + p.n * p.k * p.b_dtype.bytes
+            ),
+            output_bytes=float(p.m * p.n * p.out_dtype.bytes),
+            tile_out_bytes=float(s.tile_m * s.tile_n * p.out_dtype.bytes),
+        )
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds of each part of a kernel; ``compute`` to ``dram`` overlap."""
+
+    start: float
+    compute: float
+    ingest: float
+    l2: float
+    dram: float
+    epilogue: float
+    softness: float
+
+    @property
+    def mainloop(self) -> float:
+        terms = (self.compute, self.ingest, self.l2, self.dram)
+        largest = max(terms)
+        joined = sum((t / largest) ** self.softness for t in terms)
+        return float(largest * joined ** (1.0 / self.softness))
+
+    @property
+    def total(self) -> float:
+        return self.start + self.mainloop + self.epilogue
+
+    @property
+    def bound(self) -> str:
+        """What the mainloop waits for most."""
+        names = ("compute", "ingest", "l2", "dram")
+        return max(names, key=lambda name: float(getattr(self, name)))
+
+
+def estimate(
+    problem: GemmProblem,
+    s: GemmSchedule,
+    arch: ArchSpec,
+    rates: Rates | None = None,
+) -> Estimate:
+    """Run time with cold L2, part by part; ``rates`` are the arch's by default."""
+    r = RATES[arch.name] if rates is None else rates
+    work = Work.of(problem, s, arch, r.narrow_n)
+    flops = (r.fp8_flops if problem.a_dtype.is_fp8 else r.half_flops) / arch.default_sms
+    mma = work.mma_flops / flops
+    if exact_fp8(problem) and arch.required_roles == ("load", "math"):
+        mma *= r.exact_factor
+    rate = min(r.sm_bytes, work.in_flight / r.latency_s)
+    steps = work.waves * work.k_tiles
+    barriers = r.k_tile_s + r.cluster_s * math.log2(s.cluster_size)
+    # Accumulators of one stage leave every epilogue exposed, of more only the last.
+    exposed = work.waves if s.acc_stages == 1 else 1
+    return Estimate(
+        start=r.start_s,
+        compute=steps * (mma + barriers),
+        ingest=steps * (work.stage_bytes / rate + barriers),
+        l2=work.tiles * work.k_tiles * work.pulled_bytes / r.l2_bytes,
+        dram=(work.input_bytes + work.output_bytes) / r.dram_bytes,
+        epilogue=exposed * (r.tile_s + work.tile_out_bytes * r.store_s),
+        softness=r.softness,
+    )
+
+
 def seconds(problem: GemmProblem, s: GemmSchedule, arch: ArchSpec) -> float:
     """Estimated run time with cold L2."""
-    r = RATES[arch.name]
-    p = problem
-    rows, columns = -(-p.m // s.tile_m), -(-p.n // s.tile_n)
-    sms = arch.default_sms // s.cluster_size * s.cluster_size
-    ctas = min(rows * columns, sms)
-    waves = -(-rows * columns // sms)
-    k_tiles = -(-p.k // s.tile_k)
-    width = p.a_dtype.bytes
-    load = (s.tile_m / s.cluster_n + s.tile_n / s.cluster_m) * s.tile_k * width
-    rate = r.fp8_flops if p.a_dtype.is_fp8 else r.bf16_flops
-    # A wgmma or UMMA narrower than 64 columns runs at the pace of reading A.
-    flops = 2.0 * s.tile_m * max(s.tile_n, 64) * s.tile_k
-    mma = flops / (rate / arch.default_sms) * (1.6 if exact_fp8(p) else 1.0)
-    k_tile = max(mma, load / r.sm_bytes)
-    mainloop = waves * k_tiles * k_tile
-    dram = (p.m * p.k + p.n * p.k) * width / r.dram_bytes
-    l2 = rows * columns * k_tiles * load / r.l2_bytes
-    spread = dram * min(2.0, sms / ctas * 0.5 + 0.5)
-    out = s.tile_m * s.tile_n * p.out_dtype.bytes * r.store_s
-    return r.fill_s + max(mainloop, spread, l2) + waves * (r.tile_s + out)
+    return estimate(problem, s, arch).total
 
 
 def scored(problem: GemmProblem, arch: ArchSpec) -> list[tuple[float, GemmSchedule]]:
