@@ -1,0 +1,175 @@
+"""``CASES``: the kernels that golden, determinism and cubin tests draw from.
+
+Every family, output width, store, operand major, cluster class and loop form of both
+archs occurs. Cases with ``golden`` are also kept as text under ``test/golden``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from build_helper import build, fp8, gelu_residual, mm
+
+from torch_cute_backend.arch import SM90, SM100, ArchSpec
+from torch_cute_backend.build import KernelBuild
+from torch_cute_backend.dtypes import BFLOAT16, E4M3, E5M2, FLOAT16, FLOAT32
+from torch_cute_backend.problem import Accum, GemmProblem, Major
+from torch_cute_backend.schedule import GemmSchedule
+from torch_cute_backend.tuning import lookup
+
+HEADLINE = "scale_mm_cute_m64_k5120_n5120"
+MN = Major.MN
+
+
+@dataclass(frozen=True)
+class Case:
+    """A named kernel. ``golden``: its text is kept under ``test/golden``."""
+
+    arch: ArchSpec
+    name: str
+    problem: GemmProblem
+    schedule: GemmSchedule
+    golden: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.arch.name}_{self.name}"
+
+    def build(self) -> KernelBuild:
+        return build(self.problem, self.schedule, self.arch)
+
+
+def _s(tile_m: int, tile_n: int, tile_k: int, stages: int, **rest) -> GemmSchedule:
+    """A schedule whose epilogue subtile is the whole tile unless said otherwise."""
+    return GemmSchedule(
+        tile_m, tile_n, tile_k, stages, **{"epi_n": min(tile_n, 64), **rest}
+    )
+
+
+def _headline(arch: ArchSpec) -> Case:
+    """What the pretuned table serves for the shape the project is measured by."""
+    problem = fp8(64, 5120, 5120)
+    choice = lookup.choose(problem, arch)
+    return Case(arch, HEADLINE, problem, choice.schedule, golden=True)
+
+
+EXACT = Accum.EXACT
+TENSORWISE = fp8(scaling="tensorwise", bias=BFLOAT16)
+TWO = {"math_warpgroups": 2}
+S64 = _s(64, 64, 128, 6)
+S128 = _s(128, 128, 128, 6, epi_stages=2, **TWO)
+WIDE = _s(128, 256, 128, 4, epi_n=32, epi_stages=2, **TWO)
+B64 = _s(64, 64, 64, 6)
+B128 = _s(128, 128, 64, 4, epi_stages=2, **TWO)
+
+SM90_GOLDEN = {
+    "tensorwise_bias": (TENSORWISE, S64),
+    "rowwise_exact": (fp8(accum=EXACT), _s(128, 128, 128, 6, epi_stages=2, **TWO)),
+    "rowwise_fp32_out": (fp8(out=FLOAT32), _s(64, 64, 128, 6, epi_n=32, epi_stages=2)),
+    "rowwise_e4m3_out": (fp8(out=E4M3), S64),
+    "bf16_kk": (mm(), B128),
+    "bf16_kn": (mm(b_major=MN), B128),
+    "bf16_mk": (mm(a_major=MN), B64),
+    "bf16_mn": (mm(a_major=MN, b_major=MN), _s(64, 48, 64, 4)),
+    "fp16_addmm": (mm(dtype=FLOAT16, bias=FLOAT16), B64),
+    "direct_store": (
+        fp8(out_aligned=False, bias=BFLOAT16),
+        _s(64, 64, 128, 6, store="direct"),
+    ),
+    "cluster_2x1": (fp8(4096, 4096, 4096), replace(WIDE, cluster_m=2)),
+    "cluster_1x2": (fp8(), _s(64, 40, 128, 8, cluster_n=2, raster="along_n")),
+    "kept": (fp8(), replace(S64, shared_loop="keep")),
+    "inline": (fp8(), replace(S64, shared_loop="inline")),
+    "single_tile": (fp8(), replace(S64, scheduler="single_tile")),
+    "fused_gelu_residual": (fp8(epilogue=gelu_residual()), S64),
+}
+SM90_MORE = {
+    "n8": (fp8(16, 4096, 4096), _s(64, 8, 128, 8)),
+    "n16_k256": (fp8(16, 4096, 4096), _s(64, 16, 256, 8)),
+    "n24": (fp8(), _s(64, 24, 128, 8)),
+    "n160": (fp8(), _s(64, 160, 128, 5, epi_n=32)),
+    "m256": (mm(4096, 4096, 4096), _s(256, 128, 64, 3, epi_n=32, epi_stages=2, **TWO)),
+    "accumulators_192": (fp8(4096), _s(64, 256, 128, 4, epi_n=32, epi_stages=2)),
+    "exact_inline": (fp8(accum=EXACT), replace(S64, shared_loop="inline")),
+    "exact_192": (fp8(4096, accum=EXACT), _s(64, 192, 128, 4, epi_n=32)),
+    "m16": (fp8(16, 4096, 4096), _s(16, 32, 128, 8)),
+    "m8_inline": (mm(8), _s(8, 64, 64, 6, shared_loop="inline")),
+    "m32_kept_direct": (
+        fp8(32, out_aligned=False),
+        _s(32, 48, 128, 8, store="direct", shared_loop="keep"),
+    ),
+    "cluster_2x2": (fp8(4096), replace(S128, cluster_m=2, cluster_n=2)),
+    "cluster_4x1": (fp8(4096), replace(S128, cluster_m=4)),
+    "cluster_1x8": (fp8(), replace(S64, cluster_n=8)),
+    "cluster_kept": (fp8(4096), replace(WIDE, cluster_m=2, shared_loop="keep")),
+    "cluster_inline": (fp8(4096), replace(WIDE, cluster_m=2, shared_loop="inline")),
+    "cluster_bf16_n": (mm(b_major=MN), replace(B128, cluster_m=2)),
+    "cluster_bf16_m": (mm(a_major=MN), replace(B128, cluster_n=2)),
+    "e5m2": (fp8(b_dtype=E5M2), S64),
+    "tensorwise_fp16": (fp8(out=FLOAT16, scaling="tensorwise"), S64),
+    "direct_fp32_exact": (
+        fp8(out=FLOAT32, accum=EXACT, out_aligned=False),
+        _s(64, 64, 128, 6, store="direct"),
+    ),
+    "direct_e4m3": (fp8(out=E4M3), _s(64, 40, 128, 8, epi_n=40, store="direct")),
+    "fused_direct": (
+        mm(epilogue=gelu_residual(), out_aligned=False),
+        _s(64, 64, 64, 6, epi_n=32, store="direct"),
+    ),
+    "fused_kept": (
+        mm(epilogue=gelu_residual()),
+        replace(B128, epi_n=32, shared_loop="keep"),
+    ),
+}
+
+T64 = _s(64, 64, 128, 8, acc_stages=2)
+T128 = _s(128, 128, 128, 5, acc_stages=2, epi_stages=2)
+C128 = _s(128, 128, 64, 5, acc_stages=2, epi_stages=2)
+
+SM100_GOLDEN = {
+    "tensorwise_bias": (TENSORWISE, T64),
+    "bf16_mn": (mm(a_major=MN, b_major=MN), C128),
+    "direct_store": (
+        fp8(out_aligned=False, bias=BFLOAT16),
+        _s(128, 64, 128, 6, acc_stages=2, epi_n=32, store="direct"),
+    ),
+    "cluster_2x1": (fp8(4096, 4096, 4096), replace(T128, cluster_m=2)),
+    "kept": (fp8(), replace(T64, shared_loop="keep")),
+    "inline": (fp8(), replace(T64, shared_loop="inline")),
+}
+SM100_MORE = {
+    "fp32_out": (fp8(out=FLOAT32), replace(T64, epi_n=32, epi_stages=2)),
+    "e4m3_out": (fp8(out=E4M3), T64),
+    "exact": (fp8(accum=EXACT), T128),
+    "n16": (fp8(16), _s(128, 16, 128, 8, acc_stages=2)),
+    "n256": (fp8(4096), _s(128, 256, 128, 4, acc_stages=2, epi_stages=2)),
+    "m64_n8": (fp8(16), _s(64, 8, 256, 6, acc_stages=2)),
+    "one_acc_stage": (fp8(), replace(T64, acc_stages=1)),
+    "four_acc_stages": (fp8(), replace(T64, acc_stages=4)),
+    "bf16_kk": (mm(), C128),
+    "bf16_kn": (mm(b_major=MN), C128),
+    "bf16_mk": (mm(a_major=MN), C128),
+    "fp16_addmm": (mm(dtype=FLOAT16, bias=FLOAT16), C128),
+    "cluster_1x2": (fp8(), replace(T64, cluster_n=2)),
+    "cluster_2x2": (fp8(4096), replace(T128, cluster_m=2, cluster_n=2)),
+    "cluster_kept": (fp8(4096), replace(T128, cluster_m=2, shared_loop="keep")),
+    "single_tile": (fp8(), replace(T64, scheduler="single_tile")),
+    "fused": (fp8(epilogue=gelu_residual()), replace(T64, epi_n=32, epi_stages=2)),
+    "fused_128": (
+        mm(epilogue=gelu_residual()),
+        replace(C128, epi_n=16, epi_stages=2),
+    ),
+}
+
+
+def _cases(arch: ArchSpec, rows: dict, golden: bool) -> tuple[Case, ...]:
+    return tuple(Case(arch, name, p, s, golden) for name, (p, s) in rows.items())
+
+
+CASES: tuple[Case, ...] = (
+    _headline(SM90),
+    *_cases(SM90, SM90_GOLDEN, True),
+    *_cases(SM90, SM90_MORE, False),
+    _headline(SM100),
+    *_cases(SM100, SM100_GOLDEN, True),
+    *_cases(SM100, SM100_MORE, False),
+)
