@@ -31,8 +31,8 @@ class SmemOperand:
 @lru_cache(maxsize=4096)
 def decode_sm90(descriptor: int) -> SmemOperand:
     """wgmma descriptor: layout type in bits 62..63, no version field."""
-    if descriptor >> 49 & 7:
-        raise UnsupportedPtx("wgmma descriptor with a base offset")
+    if descriptor & 0x3FFFC000C000C000:
+        raise UnsupportedPtx(f"wgmma descriptor {descriptor:#x} with a base offset or unknown bits")
     swizzle = (0, 128, 64, 32)[descriptor >> 62 & 3]
     return SmemOperand(
         descriptor & 0x3FFF, descriptor >> 16 & 0x3FFF, descriptor >> 32 & 0x3FFF, swizzle
@@ -42,8 +42,8 @@ def decode_sm90(descriptor: int) -> SmemOperand:
 @lru_cache(maxsize=4096)
 def decode_sm100(descriptor: int) -> SmemOperand:
     """tcgen05 descriptor: version 1 in bits 46..47, layout type in bits 61..63."""
-    if descriptor >> 49 & 7:
-        raise UnsupportedPtx("tcgen05 descriptor with a base offset")
+    if descriptor & 0x1FFF0000C000C000:
+        raise UnsupportedPtx(f"tcgen05 descriptor {descriptor:#x} with a base offset or unknown bits")
     if descriptor >> 46 & 3 != 1:
         raise UnsupportedPtx(f"tcgen05 descriptor version {descriptor >> 46 & 3}")
     layout = {0: 0, 2: 128, 4: 64, 6: 32}.get(descriptor >> 61 & 7)
@@ -54,10 +54,12 @@ def decode_sm100(descriptor: int) -> SmemOperand:
     )
 
 
-def swizzle_granules(index: np.ndarray, swizzle_bytes: int) -> np.ndarray:
-    """Apply the address XOR to absolute granule indices."""
+def swizzle_granules(index: np.ndarray, swizzle_bytes: int, atom: int = 16) -> np.ndarray:
+    """Apply the address XOR to absolute granule indices; ``atom`` bytes stay together."""
     if not swizzle_bytes:
         return index
+    if atom == 32:
+        return index ^ (index >> 3 & 3) << 1
     return index ^ (index >> 3 & (swizzle_bytes // 16 - 1))
 
 

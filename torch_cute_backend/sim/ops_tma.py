@@ -26,13 +26,15 @@ Slices = tuple[slice, ...]
 
 
 @lru_cache(maxsize=1024)
-def box_granules(start: int, count: int, row: int, swizzle: int) -> np.ndarray | slice:
+def box_granules(
+    start: int, count: int, row: int, swizzle: int, atom: int = 16
+) -> np.ndarray | slice:
     """Granules of a box in shared memory; rows are dense, the XOR is on absolute addresses."""
     if not swizzle:
         return slice(start, start + count)
     if row * 16 != swizzle:
         raise UnsupportedPtx(f"TMA box row of {row * 16} bytes with a {swizzle}-byte swizzle")
-    return swizzle_granules(np.arange(start, start + count), swizzle).astype(np.intp)
+    return swizzle_granules(np.arange(start, start + count), swizzle, atom).astype(np.intp)
 
 
 def clip(tensor: TensorMap, coordinates: tuple[int, ...]) -> tuple[Slices, Slices] | None:
@@ -166,7 +168,8 @@ class TmaOps(SyncOps):
                     self.report("race", f"TMA load into CTA {cta.label}, which has exited", line)
                     continue
                 place = box_granules(
-                    first >> 4, len(data), tensor.inner_bytes // 16, tensor.swizzle_bytes
+                    first >> 4, len(data), tensor.inner_bytes // 16, tensor.swizzle_bytes,
+                    tensor.swizzle_atom,
                 )
                 cta.shadow.write(
                     slice(first >> 4, (first >> 4) + len(data)), barrier.agent, clock, stamp.need,
@@ -226,7 +229,8 @@ class TmaOps(SyncOps):
 
         def action() -> None:
             place = box_granules(
-                first >> 4, granules, tensor.inner_bytes // 16, tensor.swizzle_bytes
+                first >> 4, granules, tensor.inner_bytes // 16, tensor.swizzle_bytes,
+                tensor.swizzle_atom,
             )
             if region is not None:
                 _write_box(tensor, at, region, owner.views[16][place], reduction, line)

@@ -32,6 +32,7 @@ class TensorMap:
     strides: tuple[int, ...]
     box: tuple[int, ...]
     swizzle_bytes: int
+    swizzle_atom: int = 16
 
     @property
     def inner_bytes(self) -> int:
@@ -62,6 +63,11 @@ def decode(raw: bytes) -> TensorMap:
         raise UnsupportedPtx(f"tensor map: data type code {dtype}, rank {rank}: not a tensor map?")
     if interleave or w1 >> 15 & 1:
         raise UnsupportedPtx("tensor map with interleave or NaN fill")
+    if w1 & 0xFFC0000D:
+        raise UnsupportedPtx(f"tensor map with unknown bits {w1 & 0xFFC0000D:#x} in word 1")
+    atom = {0: 16, 1: 32}.get(w1 >> 19 & 3)
+    if atom is None or (atom == 32 and swizzle != 3):
+        raise UnsupportedPtx(f"tensor map with swizzle atom code {w1 >> 19 & 3}")
     low = [w1 >> 32, w[2] & 0xFFFFFFFF, w[2] >> 32, w[3] & 0xFFFFFFFF]
     high = [w[3] >> 32 & 15, w[3] >> 36 & 15, w[3] >> 40 & 15, w[3] >> 44 & 15]
     strides = [(a | b << 32) << 4 for a, b in zip(low, high, strict=True)]
@@ -74,6 +80,7 @@ def decode(raw: bytes) -> TensorMap:
     found = TensorMap(
         w[0], _TYPE_NAMES[dtype], bits, tuple(n + 1 for n in sizes[:rank]),
         tuple(strides[: rank - 1]), tuple(n + 1 for n in box[:rank]), (0, 32, 64, 128)[swizzle],
+        atom,
     )
     if found.inner_bytes % 16:
         raise UnsupportedPtx(f"tensor map box row of {found.inner_bytes} bytes")
