@@ -1,0 +1,89 @@
+"""What the cost model knows of each arch, as numbers.
+
+``benchmarks/fit_model.py`` fits the measured entries and rewrites this file between the
+marks; the rest is written by hand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Rates of one GPU. Constants for ranking, not promises.
+
+    Attributes:
+        source: where the numbers are from: measured, published or assumed.
+        fp8_flops, half_flops: dense tensor-core rates of the whole GPU, FLOP/s.
+        exact_factor: time of an FP8 MMA with its partial sums added in registers over
+            one without.
+        narrow_n: columns below which an MMA gets no faster.
+        dram_bytes: stream rate, bytes/s; ``l2_bytes``: all that CTAs pull through L2.
+        sm_bytes: what one CTA's loads bring into its shared memory, bytes/s.
+        latency_s: from a load's issue to its arrival under load; with the stages it
+            bounds a CTA's rate (Little's law).
+        start_s: launch, descriptors, first bytes, last store.
+        tile_s: hand-over between tiles where accumulators have one stage.
+        store_s: seconds a byte of output costs one CTA.
+        k_tile_s: barriers of one k tile; ``cluster_s``: what each doubling of the
+            cluster adds, since its CTAs wait for one another.
+        softness: exponent of the norm that joins the overlapping terms; large means
+            that only the largest counts.
+    """
+
+    source: str
+    fp8_flops: float
+    half_flops: float
+    exact_factor: float
+    narrow_n: float
+    dram_bytes: float
+    l2_bytes: float
+    sm_bytes: float
+    latency_s: float
+    start_s: float
+    tile_s: float
+    store_s: float
+    k_tile_s: float
+    cluster_s: float
+    softness: float
+
+
+# --- rates: written by benchmarks/fit_model.py
+RATES: dict[str, Rates] = {
+    "sm_90a": Rates(
+        source="H200: flops, DRAM and start measured; the rest assumed",
+        fp8_flops=1.45e+15,
+        half_flops=7.9e+14,
+        exact_factor=1.6,
+        narrow_n=64.0,
+        dram_bytes=4.5e+12,
+        l2_bytes=1.4e+13,
+        sm_bytes=9.5e+10,
+        latency_s=1e-06,
+        start_s=2.2e-06,
+        tile_s=7e-07,
+        store_s=2e-11,
+        k_tile_s=2e-08,
+        cluster_s=1e-08,
+        softness=6.0,
+    ),
+    "sm_100a": Rates(
+        source="B200: published flops and DRAM rate; the rest assumed, none measured",
+        fp8_flops=4e+15,
+        half_flops=2e+15,
+        exact_factor=1.0,
+        narrow_n=64.0,
+        dram_bytes=6.5e+12,
+        l2_bytes=2e+13,
+        sm_bytes=1.2e+11,
+        latency_s=1e-06,
+        start_s=2.2e-06,
+        tile_s=4e-07,
+        store_s=1.5e-11,
+        k_tile_s=2e-08,
+        cluster_s=1e-08,
+        softness=6.0,
+    ),
+}
+# --- rates: end
