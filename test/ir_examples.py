@@ -357,4 +357,6 @@ def _value(hint: typing.Any) -> typing.Any:
     if origin is tuple:
         items = args[:1] if args[-1] is Ellipsis else args
         return tuple(v for v in map(_value, items) if v is not None)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return next(iter(hint))
     return _SAMPLES[hint]

@@ -77,8 +77,8 @@ advance tiles: tile += gridz""",
         context = PassContext(ex.ROLES["sm_90a"], drop_dead_loads=True)
         remarks = DropDeadLoads().run(program, context).remarks
         self.assertExpectedInline(
-            "\n".join(map(str, remarks)),
-            """APPLIED drop_dead_loads: end = offsets[i]: dead read-only load dropped""",
+            "\n".join(f"{r.statement}: {r.message}" for r in remarks),
+            """end = offsets[i]: dead read-only load dropped""",
         )
 
     def test_off_by_default(self):

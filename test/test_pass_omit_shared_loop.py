@@ -160,7 +160,7 @@ APPLIED omit_shared_loop: tile loop tiles (static_persistent): tile = bidz; whil
         Fence()
         NamedBarrierSync(barrier=store)
         TmaStore(source=sD, target=D, tile=(tile_m, tile_n), subtile=sub)
-      ConsumerRelease(pipeline=acc, lag=0)
+      ConsumerRelease(pipeline=acc)
       advance epilogue_tiles: tile += gridz
     TmaStoreWait(pending=0)
     NamedBarrierSync(barrier=store)

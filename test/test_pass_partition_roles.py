@@ -173,7 +173,7 @@ regions:
       for k in range(k_tiles):
         ConsumerWait(pipeline=ab)
         Mma(accumulator=tAcc, a=sA, b=sB, pipeline=ab, index=k)
-        ConsumerRelease(pipeline=ab, lag=0)
+        ConsumerRelease(pipeline=ab)
       ProducerCommit(pipeline=acc)
       advance mma_tiles: tile += gridz
     ProducerTail(pipeline=acc)
@@ -191,7 +191,7 @@ regions:
         Fence()
         NamedBarrierSync(barrier=store)
         TmaStore(source=sD, target=D, tile=(tile_m, tile_n), subtile=sub)
-      ConsumerRelease(pipeline=acc, lag=0)
+      ConsumerRelease(pipeline=acc)
       advance epilogue_tiles: tile += gridz
     TmaStoreWait(pending=0)
     NamedBarrierSync(barrier=store)

@@ -80,9 +80,8 @@ def _names_replacement(program: Program, stmt: Stmt) -> bool:
     if type(stmt) is Let and isinstance(stmt, Let):
         return stmt.replaced_by is not None
     if type(stmt) is ScalarLoad and isinstance(stmt, ScalarLoad):
-        return stmt.replaced_by is not None and stmt.buffer not in written_buffers(
-            program
-        )
+        read_only = stmt.buffer not in written_buffers(program)
+        return stmt.replaced_by is not None and read_only
     return False
 
 
