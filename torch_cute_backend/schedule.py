@@ -14,7 +14,7 @@ from torch_cute_backend.errors import TableError
 from torch_cute_backend.problem import GemmProblem
 from torch_cute_backend.status import Status
 
-_TEXT_FIELDS = ("scheduler", "raster", "store", "shared_loop")
+_TEXT_FIELDS = ("l2_policy", "scheduler", "raster", "store", "shared_loop")
 
 
 @dataclass(frozen=True)
