@@ -11,6 +11,8 @@ def main() -> None:
     behaviour = request["behaviour"]
     if behaviour == "hang":
         time.sleep(600)
+    if behaviour == "abort":
+        os.abort()
     if behaviour == "crash":
         print("segmentation fault", file=sys.stderr)
         os._exit(3)

@@ -181,6 +181,12 @@ class TestPool(RuntimeTestCase):
         with self.assertRaisesRegex(CompileError, "died"):
             child.call({}, timeout_s=30)
 
+    def test_native_crash_says_where(self):
+        child = pool.WorkerProcess(module="selftest_child")
+        self.addCleanup(child.kill)
+        with self.assertRaisesRegex(CompileError, "Aborted(.|\n)*selftest_child.py"):
+            child.call({"behaviour": "abort"}, timeout_s=60)
+
     def test_bad_source_says_why(self):
         source = scale_source()
         bad = type(source)("bad", "import no_such_module", "f", "sm_90a", ())

@@ -29,7 +29,9 @@ from torch_cute_backend.runtime import serial
 from torch_cute_backend.runtime.cache import CacheEntry, KernelCache, cache_key
 
 _CHILD = "torch_cute_backend.runtime.worker"
-_LOG_TAIL_BYTES = 2000
+_LOG_TAIL_BYTES = 1 << 16
+_WORDS = 1500
+"""Characters of a dead child's log that go into the error."""
 
 
 class WorkerProcess:
@@ -39,7 +41,7 @@ class WorkerProcess:
         # A plain file, because a pipe that nobody reads would block a chatty child.
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module],
+            [sys.executable, "-X", "faulthandler", "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -67,7 +69,7 @@ class WorkerProcess:
             raise CompileError(self._last_words()) from error
         if line is None:
             self.kill()
-            raise CompileError(f"timed out after {timeout_s:g} s; compiler killed")
+            raise CompileError(f"timed out after {timeout_s:g} s and was killed")
         if not line:
             raise CompileError(self._last_words())
         reply: dict[str, Any] = json.loads(line)
@@ -96,7 +98,9 @@ class WorkerProcess:
         self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, self._log.tell() - _LOG_TAIL_BYTES))
         words = self._log.read().decode(errors="replace").strip()
-        return f"the compiler process died ({self._process.returncode}): {words}"
+        crash = words.find("Fatal Python error")
+        words = words[crash:][:_WORDS] if crash >= 0 else words[-_WORDS:]
+        return f"the child process died ({self._process.returncode}): {words}"
 
     def kill(self) -> None:
         """End the child and what it started. Safe to repeat."""
