@@ -272,13 +272,11 @@ def rates_text(found: dict[str, Rates]) -> str:
 
 
 def _literal(value: object) -> str:
+    """As ``ruff format`` leaves it."""
     if not isinstance(value, float):
         return '"' + str(value).replace('"', "'") + '"'
-    return (
-        f"{value:.3g}"
-        if "." in f"{value:.3g}" or "e" in f"{value:.3g}"
-        else (f"{value:.1f}")
-    )
+    text = f"{value:.3g}".replace("e+", "e")
+    return text if "." in text or "e" in text else f"{value:.1f}"
 
 
 def write_rates(path: Path, found: dict[str, Rates]) -> None:
