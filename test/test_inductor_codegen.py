@@ -6,8 +6,9 @@ Every numeric test executes the generated wrapper on the CPU with reference GEMM
 
 from __future__ import annotations
 
-import unittest
+import unittest.mock
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
@@ -25,11 +26,13 @@ from wrapper_runner import kernel_names, our_calls, run_wrapper, specs
 import torch_cute_backend
 from torch_cute_backend import config
 from torch_cute_backend.inductor import reasons
+from torch_cute_backend.inductor.request import OpCall, gemm_request
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 torch_cute_backend.enable()
+import torch._inductor.compile_fx  # noqa: E402
 
 
 def mm(a: Any, w: Any) -> Any:
@@ -288,6 +291,29 @@ class TestBias(InductorTestCase):
         self.assertIn("alpha=0", self.reasons())
 
 
+def _node(tensor: torch.Tensor) -> Any:
+    """An Inductor input buffer like ``tensor``."""
+    from torch._inductor import ir
+
+    layout = ir.FixedLayout(
+        tensor.device, tensor.dtype, list(tensor.size()), list(tensor.stride())
+    )
+    return ir.InputBuffer(name=f"arg{id(tensor)}", layout=layout)
+
+
+def _lowered_request(call: OpCall, nodes: Sequence[Any], **graph: Any) -> Any:
+    """``gemm_request`` as a lowering in a graph with these attributes."""
+    from torch._inductor.sizevars import SizeVarAllocator
+    from torch._inductor.virtualized import V
+
+    attributes = {"cpp_wrapper": False, "aot_mode": False, "parent": None, **graph}
+    handler = SimpleNamespace(
+        sizevars=SizeVarAllocator(), unaligned_buffers=set(), **attributes
+    )
+    with V.set_graph_handler(handler):
+        return gemm_request(call, nodes)
+
+
 class InputKindName:
     SCALAR, ROW, COL, FULL = "scalar", "row", "col", "full"
 
@@ -369,6 +395,14 @@ class TestScaledMM(InductorTestCase):
         want = torch.relu(scaled_reference(*tensors))
         wanted = [want.to(BF16), (want * 0.5).clamp(-448, 448).to(E4M3)]
         self.check_numbers(compiled, tensors, wanted)
+
+    def test_blockwise_scales_are_refused(self) -> None:
+        tensors = [*scaled_operands()[:2], torch.ones(64, 2), torch.ones(2, 208)]
+        with fake_mode():
+            args = [empty(*t.shape, dtype=t.dtype) for t in tensors]
+            nodes = [_node(arg) for arg in (args[0], args[1].t(), *args[2:])]
+            status = _lowered_request(OpCall("scaled_mm", {"out_dtype": BF16}), nodes)
+        self.assertIn("are not tensor- or rowwise", str(status))
 
     def test_scale_result_scales_an_fp8_output(self) -> None:
         def fn(a: Any, w: Any, sa: Any, sb: Any, sr: Any) -> Any:
@@ -562,6 +596,16 @@ class TestLayouts(InductorTestCase):
         }
         self.assertIn(expected[name], self.reasons())
 
+    @parametrize("n", [333, 1000, 8])
+    def test_ragged_output_rows(self, n: int) -> None:
+        tensors = [integers(M, K), integers(n, K), integers(n)]
+        compiled = self.compile(lambda a, w, b: torch.relu(F.linear(a, w, b)), tensors)
+        self.assertEqual(len(kernel_names(compiled.code)), 1, self.reasons())
+        (spec,) = specs(compiled.code)
+        self.assertEqual(spec.problem.out_aligned, n % 8 == 0)
+        want = torch.relu(F.linear(*(t.float() for t in tensors))).to(BF16)
+        self.check_numbers(compiled, tensors, want)
+
     def test_no_unit_stride_is_copied_by_inductor_first(self) -> None:
         compiled = self.compile(mm, [integers(M, 2 * K)[:, ::2], integers(N, K)])
         copy, ours = kernel_names(compiled.code)
@@ -570,7 +614,7 @@ class TestLayouts(InductorTestCase):
 
     def test_view_at_an_odd_offset_is_refused(self) -> None:
         def fn(a: Any, w: Any) -> Any:
-            return a[:, 1 : K + 1] @ w.t()
+            return a.narrow(1, 1, K) @ w.t()
 
         compiled = self.compile(fn, [integers(M, K + 8), integers(N, K)])
         self.assertEqual(our_calls(compiled.code), [])
@@ -627,6 +671,30 @@ class TestSwitches(InductorTestCase):
         value = [64] if option == "multi_kernel_hints" else True
         with torch._inductor.config.patch({option: value}):
             self.assertIn(reason, str(compat.benchmarks_elsewhere()))
+
+    @parametrize(
+        "change,reason",
+        [
+            ({"cpp_wrapper": True}, "cpp_wrapper or AOTInductor"),
+            ({"aot_mode": True}, "cpp_wrapper or AOTInductor"),
+            ({"parent": object()}, "nested graph"),
+        ],
+    )
+    def test_graphs_without_us(self, change: dict[str, Any], reason: str) -> None:
+        with fake_mode():
+            nodes = [_node(empty(M, K)), _node(empty(N, K).t())]
+            status = _lowered_request(OpCall("mm", {}), nodes, **change)
+        self.assertIn(reason, str(status))
+
+    def test_unbacked_sizes(self) -> None:
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+        with fake_mode():
+            nodes = [_node(empty(M, K)), _node(empty(N, K).t())]
+            size = ShapeEnv().create_unbacked_symint().node.expr
+            nodes[0].layout.size[0] = size
+            status = _lowered_request(OpCall("mm", {}), nodes)
+        self.assertIn("unbacked symbolic sizes", str(status))
 
     def test_unknown_gpu(self) -> None:
         self.assertNotIn("torch_cute", self.names(capability=(8, 0)))

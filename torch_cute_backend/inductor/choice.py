@@ -161,6 +161,9 @@ def offer(choices: list[Any]) -> list[Any]:
         reasons.record(f"aten.{pending.call.op}", "lowering", ours)
         return choices
     if not _takes_all(ours[0].candidate):
+        # Inductor compiles its own choices meanwhile, and precompiles ours only on some
+        # versions of Python.
+        timing.prefetch([caller.candidate.build.source for caller in ours])
         return [*choices, *ours]
     # Nothing would notice later that the only choice left does not compile.
     (status,) = timing.compiled([ours[0].candidate.build.source])

@@ -130,6 +130,11 @@ def benchmarks_elsewhere() -> Status:
     )
 
 
+def tries_only_fastest() -> bool:
+    """Does Inductor try one choice alone with an epilogue fused, as by default?"""
+    return int(config.max_epilogue_benchmarked_choices) == 1
+
+
 def in_subgraph() -> bool:
     """Is the graph being lowered nested in another one (cond, invoke_subgraph, ...)?"""
     return getattr(V.graph, "parent", None) is not None

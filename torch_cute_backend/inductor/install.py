@@ -12,7 +12,6 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
-import logging
 import sys
 import threading
 from collections.abc import Sequence
@@ -112,7 +111,6 @@ class _Loader(importlib.abc.Loader):
 def _install_now() -> None:
     from torch_cute_backend.inductor import compat, reasons
 
-    _show_log()
     status = compat.supported()
     if not status:
         reasons.record("all ops", "install", status)
@@ -233,12 +231,3 @@ def _register_backend() -> None:
         return compile_cute(gm, example_inputs, **kwargs)
 
     registry.register_backend(cute, name="cute")
-
-
-def _show_log() -> None:
-    """Give our logger torch's handler, if TORCH_LOGS or a person has set its level."""
-    log = logging.getLogger("torch_cute_backend")
-    torch_log = logging.getLogger("torch")
-    if log.level != logging.NOTSET and not log.handlers and torch_log.handlers:
-        log.addHandler(torch_log.handlers[0])
-        log.propagate = False

@@ -1,7 +1,7 @@
 """Why a GEMM got no kernel of ours: logged once a reason, kept for ``doctor``.
 
-The logger is ``torch_cute_backend``: ``TORCH_LOGS="+torch_cute_backend"`` shows all of
-it, as does Python's own logging configuration.
+The logger is ``torch_cute_backend``: ``TORCH_LOGS=torch_cute_backend`` shows it (torch
+takes any importable module there), as does Python's own logging configuration.
 """
 
 from __future__ import annotations

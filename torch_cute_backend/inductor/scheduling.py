@@ -75,7 +75,7 @@ class CuteScheduling(CUDACombinedScheduling):  # type: ignore[misc]
         template = node.get_template_node()
         if render is not None or not isinstance(template, ir.MultiTemplateBuffer):
             return render
-        if template.make_kernel_render is not None:
+        if template.make_kernel_render is not None or not compat.tries_only_fastest():
             return None
         timed = {
             choice: ms

@@ -39,6 +39,12 @@ def compile_source(source: KernelSource) -> None:
     shared_pool().submit(source).result()
 
 
+def prefetch(sources: Sequence[KernelSource]) -> None:
+    """Start compiling; Inductor asks for the results later, if it asks at all."""
+    for source in sources:
+        shared_pool().submit(source)
+
+
 def compiled(sources: Sequence[KernelSource]) -> list[Status]:
     """Compile side by side in child processes; for each source ok, or why not."""
     futures = [shared_pool().submit(source, gate=False) for source in sources]
