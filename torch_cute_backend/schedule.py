@@ -30,7 +30,9 @@ class GemmSchedule:
         cta_group: CTAs that share one tcgen05 MMA, 1 or 2.
         math_warpgroups: wgmma warpgroups that split ``tile_m`` (cooperative).
         scheduler: ``"static_persistent"`` or ``"single_tile"``.
-        raster: ``"along_m"`` or ``"along_n"``: which tile index runs fastest.
+        raster: ``"along_m"`` or ``"along_n"``: which tile index runs fastest;
+            ``"grouped"``: along M within bands of ``group_m`` cluster rows, so that
+            the tiles of one wave share more of A and B in L2.
         l2_policy: ``"normal"``, or ``"stream_b"`` where each CTA reads its own part of
             B once: L2 drops B first and keeps A.
         store: ``"tma"`` (through shared memory) or ``"direct"`` (predicated).
@@ -51,6 +53,7 @@ class GemmSchedule:
     math_warpgroups: int = 1
     scheduler: str = "static_persistent"
     raster: str = "along_m"
+    group_m: int = 1
     l2_policy: str = "normal"
     store: str = "tma"
     shared_loop: str = "auto"

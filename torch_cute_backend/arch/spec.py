@@ -101,7 +101,14 @@ def check_common(
             s.scheduler in ("static_persistent", "single_tile"),
             f"scheduler {s.scheduler!r} is unknown",
         ),
-        (s.raster in ("along_m", "along_n"), f"raster {s.raster!r} is unknown"),
+        (
+            s.raster in ("along_m", "along_n", "grouped"),
+            f"raster {s.raster!r} is unknown",
+        ),
+        (
+            s.group_m == 1 or s.raster == "grouped",
+            f"group_m={s.group_m} needs raster 'grouped', not {s.raster!r}",
+        ),
         (
             s.l2_policy in ("normal", "stream_b"),
             f"l2_policy {s.l2_policy!r} is unknown",

@@ -29,7 +29,7 @@ from torch_cute_backend.ir.dataflow import (
     TmaStoreWait,
     TmemLoad,
 )
-from torch_cute_backend.ir.expr import BinOp, Expr, Param, Ref
+from torch_cute_backend.ir.expr import BinOp, Const, Expr, Param, Ref
 from torch_cute_backend.ir.ops import Body, Stmt
 from torch_cute_backend.ir.program import Program
 from torch_cute_backend.ir.structure import (
@@ -183,17 +183,35 @@ def _tile_loop(
 
 
 def _coordinates(schedule: GemmSchedule) -> Body:
-    """Work tile index -> this CTA's tile. ``tiles_m`` and ``tiles_n`` count clusters."""
-    along_m = schedule.raster == "along_m"
-    fast, slow = (TILE_M, TILE_N) if along_m else (TILE_N, TILE_M)
-    extent = Param("tiles_m" if along_m else "tiles_n")
-    index = {
-        fast: BinOp("%", Ref(TILE), extent),
-        slow: BinOp("//", Ref(TILE), extent),
-    }
-    m = _in_cluster(index[TILE_M], schedule.cluster_m, "cta_m")
-    n = _in_cluster(index[TILE_N], schedule.cluster_n, "cta_n")
-    return (Let(var=TILE_M, value=m), Let(var=TILE_N, value=n))
+    """Work tile index -> this CTA's tile. ``tiles_m``, ``tiles_n`` count clusters."""
+    if schedule.raster == "grouped":
+        lets, row, column = _grouped_raster(schedule.group_m)
+    else:
+        along_m = schedule.raster == "along_m"
+        extent = Param("tiles_m" if along_m else "tiles_n")
+        fast = BinOp("%", Ref(TILE), extent)
+        slow = BinOp("//", Ref(TILE), extent)
+        lets, row, column = (), *((fast, slow) if along_m else (slow, fast))
+    m = _in_cluster(row, schedule.cluster_m, "cta_m")
+    n = _in_cluster(column, schedule.cluster_n, "cta_n")
+    return (*lets, Let(var=TILE_M, value=m), Let(var=TILE_N, value=n))
+
+
+def _grouped_raster(group_m: int) -> tuple[Body, Expr, Expr]:
+    """Bands of ``group_m`` rows, each walked along M; the last band may be lower."""
+    band, first, rows, within = (
+        Var(name) for name in ("band", "band_row", "band_rows", "band_tile")
+    )
+    band_tiles = BinOp("*", Const(group_m), Param("tiles_n"))
+    left = BinOp("-", Param("tiles_m"), Ref(first))
+    lets = (
+        Let(var=band, value=BinOp("//", Ref(TILE), band_tiles)),
+        Let(var=within, value=BinOp("%", Ref(TILE), band_tiles)),
+        Let(var=first, value=BinOp("*", Ref(band), Const(group_m))),
+        Let(var=rows, value=BinOp("min", left, Const(group_m))),
+    )
+    row = BinOp("+", Ref(first), BinOp("%", Ref(within), Ref(rows)))
+    return lets, row, BinOp("//", Ref(within), Ref(rows))
 
 
 def _in_cluster(cluster_index: Expr, extent: int, rank: str) -> Expr:
