@@ -18,6 +18,7 @@ from torch_cute_backend.ir.dataflow import (
     ConsumerRelease,
     GmemStore,
     Mma,
+    MmaDrain,
     ProducerTail,
     SmemStore,
     TmaLoad,
@@ -218,6 +219,62 @@ def free(program: Program, *post: Stmt, role: str | None = None) -> Program:
     return replace(program, post=post)
 
 
+LOOSE = Buffer("loose", Space.SMEM, "float32", (32,))
+
+
+def replace_leaf(
+    program: Program, kind: type[Stmt], edit: Callable[[Stmt], Stmt | Body]
+) -> Program:
+    def visit(stmt: Stmt) -> Stmt | Body:
+        return edit(stmt) if isinstance(stmt, kind) else stmt
+
+    return ex.edited(program, visit)
+
+
+def plain_accumulator(program: Program) -> Program:
+    """Ordinary writes where tcgen05.commit only covers MMAs."""
+    write = PlainWrite(role=ex.MMA, buffer=ex.T_ACC)
+    return replace_leaf(program, Mma, lambda s: (s, write))
+
+
+def change_stage(program: Program) -> Program:
+    store = SmemStore(role=ex.MATH, source=ex.R_D, target=ex.S_A, subtile=ex.K)
+    return replace_leaf(program, Mma, lambda s: (s, store))
+
+
+def loads_in_a_loop(program: Program) -> Program:
+    """Each stage is loaded several times over."""
+
+    def again(stmt: Stmt) -> Stmt:
+        index = replace(ex.K, name="again")
+        return KLoop(role=stmt.role, index=index, count=Param("n"), body=(stmt,))
+
+    return replace_leaf(program, TmaLoad, again)
+
+
+def branches(program: Program) -> Program:
+    """Producer and consumer take and give stages under one condition; the MMA reads
+    whether that holds or not."""
+
+    def maybe(*body: Stmt) -> If:
+        return If(role=body[0].role, condition=Param("flag"), body=body)
+
+    def visit(stmt: Stmt) -> Stmt:
+        if not isinstance(stmt, KLoop):
+            return stmt
+        if any(isinstance(s, TmaLoad) for s in stmt.body):
+            return stmt.with_body((maybe(*stmt.body),))
+        wait, mma, release = stmt.body
+        return stmt.with_body((maybe(wait), mma, maybe(release)))
+
+    return ex.edited(program, visit)
+
+
+def pair(program: Program) -> Program:
+    program = change(program, InitSync, cluster=True)
+    return replace(program, cluster_size=2, cluster_shape=(2, 1), cta_group=2)
+
+
 def cluster(program: Program) -> Program:
     return replace(program, cluster_size=2, cluster_shape=(2, 1))
 
@@ -364,6 +421,64 @@ CASES = (
         ),
         "tAcc",
     ),
+    Case(
+        "lost_write_is_not_complete_at_a_barrier",
+        lambda: replace(
+            in_region(sm90(), "math", LostWrite(buffer=LOOSE)),
+            post=(CtaBarrier(), PlainRead(buffer=LOOSE)),
+        ),
+        "unordered accesses of loose",
+    ),
+    Case(
+        "plain_write_is_complete_at_a_barrier",
+        lambda: replace(
+            in_region(sm90(), "load", PlainWrite(buffer=LOOSE)),
+            post=(CtaBarrier(), PlainRead(buffer=LOOSE)),
+        ),
+        None,
+    ),
+    Case("generic_write_of_an_accumulator", lambda: plain_accumulator(sm100()), "tAcc"),
+    Case(
+        "consumer_changes_a_tma_stage",
+        lambda: change_stage(sm90()),
+        "unordered accesses of sA: write in [load] TmaLoad",
+    ),
+    Case(
+        "mma_of_two_warps",
+        lambda: ex.with_resource(sm100(), ex.MMA, replace(ex.MMA, warps=2)),
+        "tAcc",
+    ),
+    Case("several_loads_a_stage", lambda: loads_in_a_loop(sm90()), "sA"),
+    Case(
+        "prologue_barrier_of_one_role",
+        lambda: change(sm90(), InitSync, role=ex.MATH),
+        "barriers of ab used unpublished",
+    ),
+    Case(
+        "wgmma_drain_for_stores",
+        lambda: store_loop(
+            sm90(),
+            lambda b: (MmaDrain(pipeline=ex.AB90, lag=0), *drop(TmaStoreWait)(b)),
+        ),
+        "sD",
+    ),
+    Case(
+        "output_read_back",
+        lambda: in_region(
+            sm90(),
+            "math",
+            NamedBarrierSync(barrier=ex.BAR90),
+            PlainRead(buffer=ex.D),
+        ),
+        "unordered accesses of D",
+    ),
+    Case(
+        "pair_gone_before_release",
+        lambda: ex.without(pair(sm100()), ProducerTail, pipeline=ex.ACC),
+        "the CTA may exit before this arrives: write in [epilogue] ConsumerRelease",
+    ),
+    Case("pair", lambda: pair(sm100()), None),
+    Case("read_outside_its_branch", lambda: branches(sm90()), "sA"),
     Case("free_by_load", lambda: free(sm100(), FREE, role="load"), "tAcc"),
 )
 
@@ -474,6 +589,21 @@ class TestNamedBarriers(TestCase):
     def test_barrier_before_the_loop_orders_head_and_tail(self):
         program = two_roles((), (), heads=((SET, SYNC), (SYNC,)), tail=(GET,))
         self.assertTrue(self.ordered(program))
+
+    def test_a_barrier_of_other_roles_does_not_count(self):
+        private = NamedBarrierSync(barrier=MEET_P)
+        store = SmemStore(source=ex.R_D, target=S, subtile=ex.SUB)
+        loop = SubtileLoop(index=ex.SUB, count=2, body=(store, private, GET, private))
+        self.assertFalse(self.ordered(two_roles((private, private), (loop,))))
+
+    def test_a_barrier_of_two_roles_that_one_skips_does_not_count(self):
+        store = SmemStore(source=ex.R_D, target=S, subtile=ex.SUB)
+        loop = SubtileLoop(index=ex.SUB, count=2, body=(store, SYNC, GET, SYNC))
+        self.assertFalse(self.ordered(two_roles((), (loop,))))
+        self.assertTrue(self.ordered(two_roles((SYNC, SYNC, SYNC, SYNC), (loop,))))
+
+    def test_what_nothing_waits_for_is_never_complete(self):
+        self.assertFalse(self.ordered(two_roles((LostWrite(buffer=S), GET), ())))
 
     def test_every_warp_writes(self):
         """Four warps write the same elements, with nothing between them."""

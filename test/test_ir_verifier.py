@@ -49,7 +49,7 @@ from torch_cute_backend.ir.sync import (
     TmemAlloc,
     TmemFree,
 )
-from torch_cute_backend.ir.values import Scheduler, SchedulerKind, Space, Var
+from torch_cute_backend.ir.values import Pipeline, Scheduler, SchedulerKind, Space, Var
 from torch_cute_backend.ir.verifier import RULES, verify, violations
 
 X = Var("x")
@@ -135,6 +135,53 @@ def extra_k_tile(program: Program) -> Program:
         return stmt
 
     return ex.edited(program, edit)
+
+
+def in_a_branch(program: Program, role: str) -> Program:
+    """A role's K loop under a condition."""
+
+    def edit(stmt: Stmt) -> Stmt:
+        if isinstance(stmt, KLoop) and str(stmt.role) == role:
+            return If(role=stmt.role, condition=Param("flag"), body=(stmt,))
+        return stmt
+
+    return ex.edited(program, edit)
+
+
+def hoisted(program: Program) -> Program:
+    """Both roles' K loops run once, before their tile loops."""
+
+    def edit(stmt: Stmt) -> Stmt:
+        if not isinstance(stmt, RoleRegion):
+            return stmt
+        loop = next(s for s in stmt.body if isinstance(s, TileLoop))
+        moved = tuple(s for s in loop.body if isinstance(s, KLoop))
+        rest = tuple(s for s in loop.body if not isinstance(s, KLoop))
+        others = tuple(s for s in stmt.body if s is not loop)
+        return stmt.with_body((*moved, loop.with_body(rest), *others))
+
+    return ex.edited(program, edit)
+
+
+def two_mainloops(program: Program) -> Program:
+    """Each role runs its K loop twice; the second releases at once."""
+
+    def at_once(stmt: Stmt) -> Stmt:
+        release = isinstance(stmt, ConsumerRelease)
+        return replace(stmt, lag=0) if release else stmt
+
+    def edit(stmt: Stmt) -> Stmt | tuple[Stmt, ...]:
+        if isinstance(stmt, KLoop):
+            return (stmt, stmt.with_body(ex.edit_body(stmt.body, at_once)))
+        return stmt
+
+    return ex.edited(program, edit)
+
+
+def pair(acc: Pipeline) -> Program:
+    """A CTA pair, with ``acc`` for the accumulator's pipeline."""
+    program = ex.with_resource(ex.dense_sm100(), ex.ACC, acc)
+    return replace(program, cluster_size=2, cluster_shape=(2, 1), cta_group=2)
 
 
 @dataclass(frozen=True)
@@ -339,6 +386,30 @@ CASES = (
     ),
     Broken(
         "in_step",
+        "other_tiles",
+        lambda: change_loop(kept90(), "math", first=Const(0)),
+        "the tile loops of load and math differ",
+    ),
+    Broken(
+        "in_step",
+        "other_loop_kind",
+        lambda: in_a_branch(kept90(), "math"),
+        "ConsumerWait is not in step with ProducerAcquire",
+    ),
+    Broken(
+        "in_step",
+        "outside_the_tile_loop",
+        lambda: hoisted(kept90()),
+        "pipeline ab is not acquired in its producer's tile loop alone",
+    ),
+    Broken(
+        "in_step",
+        "several_lags",
+        lambda: two_mainloops(kept90()),
+        "releases lag by [0, 1]",
+    ),
+    Broken(
+        "in_step",
         "lag_without_drain",
         lambda: change(kept90(), MmaDrain, lag=0),
         "releases lag by 1 but MmaDrain releases []",
@@ -392,6 +463,20 @@ CASES = (
         "not_initialised",
         lambda: ex.without(inline90(), InitPipelines),
         "uninitialised barrier expects 1 arrivals, roles make 0",
+    ),
+    Broken(
+        "arrivals",
+        "pair",
+        lambda: pair(ex.ACC),
+        "pipeline acc: empty barrier expects 4 arrivals, roles make 8",
+    ),
+    Broken(
+        "arrivals",
+        "barrier_run_by_all_threads",
+        lambda: replace(
+            inline90(), post=(*inline90().post, NamedBarrierSync(barrier=ex.BAR90))
+        ),
+        "barrier store: expects 128 threads, roles bring None",
     ),
     Broken(
         "arrivals",
@@ -611,6 +696,11 @@ class TestVerifier(TestCase):
             any(case.message in v for v in found),
             f"{case.message!r} not in {found or violations(case.program())}",
         )
+
+    def test_arrivals_of_a_pair(self):
+        program = pair(replace(ex.ACC, consumer_arrivals=8))
+        found = [v for v in violations(program) if v.startswith("arrivals")]
+        self.assertEqual(found, [])
 
     def test_every_rule_is_broken_above(self):
         self.assertEqual({c.rule for c in CASES}, {r.name for r in RULES})
