@@ -81,9 +81,12 @@ class WorkerProcess:
         if stdout is None:
             return b""
         line = b""
+        # Not select(), which refuses descriptors from 1024 on.
+        waiter = select.poll()
+        waiter.register(stdout, select.POLLIN)
         while not line.endswith(b"\n"):
-            ready, _, _ = select.select([stdout], [], [], deadline - time.monotonic())
-            if not ready:
+            left_ms = max(0.0, deadline - time.monotonic()) * 1000
+            if not waiter.poll(left_ms):
                 return None
             chunk = os.read(stdout.fileno(), 1 << 16)
             if not chunk:
