@@ -14,8 +14,9 @@ import numpy as np
 from .convert import decode_table
 from .report import UnsupportedPtx
 
-_ITEM_BYTES = {"e4m3": 1, "e5m2": 1, "f16": 2, "bf16": 2, "tf32": 4, "s8": 1, "u8": 1,
-               "e2m3": 1, "e3m2": 1, "e2m1": 1}
+# e2m1 takes a byte in kind::f8f6f4; e2m1x2 is the packed form of the fp4 kinds.
+_ITEM_BITS = {"e4m3": 8, "e5m2": 8, "f16": 16, "bf16": 16, "tf32": 32, "s8": 8, "u8": 8,
+              "e2m3": 8, "e3m2": 8, "e2m1": 8, "e2m1x2": 4}
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,8 @@ def granules_mn_major(operand: SmemOperand, mn_granules: int, k: int) -> np.ndar
 
 
 def item_bytes(kind: str) -> int:
-    """Bytes that an element takes in shared memory (packed 6/4-bit kinds take one)."""
-    return _ITEM_BYTES[kind]
+    """Bytes that an element takes in shared memory (6/4-bit kinds take one)."""
+    return _ITEM_BITS[kind] // 8
 
 
 def to_f32(raw: np.ndarray, kind: str) -> np.ndarray:
@@ -111,6 +112,12 @@ def to_f32(raw: np.ndarray, kind: str) -> np.ndarray:
         return raw.astype(np.float32)
     if kind in ("e2m3", "e3m2"):
         return decode_table(kind)[raw & 63]
+    if kind == "e2m1x2":
+        table = decode_table("e2m1")
+        out = np.empty((raw.shape[0], raw.shape[1] * 2), np.float32)
+        out[:, 0::2] = table[raw & 15]
+        out[:, 1::2] = table[raw >> 4]
+        return out
     if kind == "e2m1":
         return decode_table(kind)[raw & 15]
     raise UnsupportedPtx(f"operand type {kind}")
@@ -118,10 +125,10 @@ def to_f32(raw: np.ndarray, kind: str) -> np.ndarray:
 
 def granules_of(operand: SmemOperand, mn: int, k: int, kind: str, mn_major: bool) -> np.ndarray:
     """Granule indices of an mn x k operand."""
-    size = _ITEM_BYTES[kind]
+    bits = _ITEM_BITS[kind]
     if mn_major:
-        return granules_mn_major(operand, mn * size // 16, k)
-    return granules_k_major(operand, mn, k * size // 16)
+        return granules_mn_major(operand, mn * bits // 128, k)
+    return granules_k_major(operand, mn, k * bits // 128)
 
 
 def fetch(smem16: np.ndarray, index: np.ndarray, kind: str, mn_major: bool) -> np.ndarray:

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from . import operands
+from . import block_scaled, operands
+from .block_scaled import ScaledDescriptor
 from .clocks import Stamp
 from .lanes import Value, full
 from .machine import TMEM_COLUMNS, Cta, Group
@@ -69,13 +70,16 @@ def tmem_granules_half(first: int, columns: int, lane: int) -> np.ndarray:
     return np.concatenate(parts)
 
 
+Descriptor = InstructionDescriptor | ScaledDescriptor
+
+
 class Mma:
     """A run of tcgen05.mma that differ only by steps along K."""
 
-    __slots__ = ("a", "a_tmem", "b", "closed", "d", "enable", "group", "idesc", "issued", "line", "stamp",
-                 "steps")
+    __slots__ = ("a", "a_tmem", "b", "closed", "d", "enable", "group", "idesc", "issued", "line", "scales",
+                 "stamp", "steps")
 
-    def __init__(self, idesc: InstructionDescriptor, group: int, d: int, a: int, a_tmem: bool, b: int,
+    def __init__(self, idesc: Descriptor, group: int, d: int, a: int, a_tmem: bool, b: int,
                  enable: bool, stamp: Stamp, line: int) -> None:
         self.idesc = idesc
         self.group = group
@@ -89,13 +93,14 @@ class Mma:
         self.steps = 1
         self.closed = False
         self.issued = 0
+        self.scales: tuple[int, int] | None = None
 
-    def extends(self, idesc: InstructionDescriptor, d: int, a: int, a_tmem: bool, b: int,
+    def extends(self, idesc: Descriptor, d: int, a: int, a_tmem: bool, b: int,
                 enable: bool, stamp: Stamp) -> bool:
         """Can a further MMA be appended? (K-major 128-byte swizzle, next 32 bytes of the row)"""
         step = 2 * self.steps
         return (
-            not self.closed and enable and idesc is self.idesc and d == self.d and stamp is self.stamp
+            not self.closed and enable and self.scales is None and idesc is self.idesc and d == self.d and stamp is self.stamp
             and not a_tmem and not self.a_tmem and a == self.a + step and b == self.b + step
             and not idesc.a_mn and not idesc.b_mn and self.a >> 61 == 2 and self.b >> 61 == 2
             and (self.a & 7) + step < 8 and (self.b & 7) + step < 8
@@ -147,10 +152,52 @@ class TensorCore:
             ctas[0], mma.b, idesc.n, k, idesc.b_type, idesc.b_mn, stamp, mma.line
         )
         for cta, a in zip(ctas, a_parts, strict=True):
-            product = a @ b.T
+            if isinstance(idesc, ScaledDescriptor):
+                product = self._scaled(cta, mma, idesc, a, b)
+            else:
+                product = a @ b.T
             if idesc.negate:
                 product = -product
             self._accumulate(cta, mma, product)
+        return True
+
+    def _scaled(self, cta: Cta, mma: Mma, idesc: ScaledDescriptor, a: np.ndarray, b: np.ndarray
+                ) -> np.ndarray:
+        """Product with the factors in this CTA's tensor memory."""
+        assert mma.scales is not None
+        parts = []
+        for values, address, first in (
+            (a, mma.scales[0], idesc.a_scale_id), (b, mma.scales[1], idesc.b_scale_id)
+        ):
+            column, rows = address & 0xFFFF, len(values)
+            columns = block_scaled.columns_of(rows)
+            order = order_with(mma.stamp.order, self)
+            cta.tmem_shadow.read(
+                tmem_granules(column, columns, 0, 32), self.agent, self.clock, order, order, mma.line
+            )
+            scales = block_scaled.factors(
+                cta.tmem, column, rows, first, idesc.k // idesc.block, idesc.scale_type
+            )
+            parts.append(block_scaled.scaled(values, scales, idesc.block))
+        return parts[0] @ parts[1].T
+
+    def run_copy(self, group: int, column: int, descriptor: int, stamp: Stamp, line: int) -> bool:
+        """tcgen05.cp 32x128b.warpx4: 32 rows of 16 bytes to all four lane quarters."""
+        np.maximum(self.rows, stamp.rows, out=self.rows)
+        index = block_scaled.copy_source(descriptor).reshape(-1)
+        for cta in self.pair(group):
+            cta.shadow.read(index, self.agent, self.clock, stamp.need, stamp.order, line)
+            if column + 4 > TMEM_COLUMNS or not cta.tmem_owner[column : column + 4].all():
+                cta.cluster.engine.report(
+                    "tmem", f"tcgen05.cp to columns {column}..{column + 3}, not all allocated", line
+                )
+                continue
+            order = order_with(stamp.order, self)
+            cta.tmem_shadow.write(
+                tmem_granules(column, 4, 0, 128), self.agent, self.clock, order, stamp.order, line
+            )
+            words = cta.views[16][index].view(np.uint32).reshape(32, 4)
+            cta.tmem[:, column : column + 4] = np.tile(words, (4, 1))
         return True
 
     def _a(self, cta: Cta, mma: Mma, k: int, rows: int) -> np.ndarray:
@@ -305,8 +352,8 @@ class Tcgen05Ops(WgmmaOps):
         """tcgen05.mma, issued by one lane."""
         if g.n > 1:
             self.report("misuse", f"tcgen05.mma issued by {g.n} lanes", line)
-        if scales is not None or vector:
-            raise UnsupportedPtx("block-scaled tcgen05.mma", line)
+        if (scales is None) != (not kind.startswith("mx")):
+            raise UnsupportedPtx(f"kind::{kind} and block_scale do not go together", line)
         if lanes_off is not None and any(self._one(g, v, line) for v in lanes_off):
             raise UnsupportedPtx("disable-output-lane", line)
         if group == 2 and self.cta.rank & 1:
@@ -314,7 +361,10 @@ class Tcgen05Ops(WgmmaOps):
         core = self._core(group)
         word = self._one(g, idesc, line)
         try:
-            decoded = instruction_descriptor(kind, word)
+            decoded: Descriptor = (
+                instruction_descriptor(kind, word) if scales is None
+                else block_scaled.scaled_descriptor(kind, vector, word)
+            )
         except UnsupportedPtx as error:
             raise UnsupportedPtx(str(error), line) from None
         if decoded.m not in ((64, 128) if group == 1 else (128, 256)) or not 8 <= decoded.n <= 256:
@@ -330,6 +380,9 @@ class Tcgen05Ops(WgmmaOps):
             last.steps += 1
             return
         mma = Mma(decoded, group, values[0], values[1], a_tmem, values[2], accumulate, stamp, line)
+        if scales is not None:
+            first, second = (self._one(g, v, line) for v in scales)
+            mma.scales = (first, second)
         if self.engine.trace:
             mma.issued = self.engine.trace.now
         core.open = mma
@@ -441,8 +494,18 @@ class Tcgen05Ops(WgmmaOps):
 
     def tc_cp(self, g: Group, shape: str, multicast: str, group: int, address: Value,
               descriptor: Value, line: int) -> None:
-        """tcgen05.cp is needed by block-scaled MMA only."""
-        raise UnsupportedPtx("tcgen05.cp", line)
+        """tcgen05.cp of scale factors."""
+        if shape != "32x128b" or multicast != "warpx4":
+            raise UnsupportedPtx(f"tcgen05.cp.{shape}.{multicast}", line)
+        if g.n > 1:
+            self.report("misuse", f"tcgen05.cp issued by {g.n} lanes", line)
+        core = self._core(group)
+        where, source = self._one(g, address, line), self._one(g, descriptor, line)
+        if where >> 16:
+            raise UnsupportedPtx("tcgen05.cp with a lane offset", line)
+        stamp = self.clock.issue()
+        core.open = None
+        core.queue.append(lambda: core.run_copy(group, where, source, stamp, line))
 
     def before_exit(self) -> None:
         """Tensor memory must be freed before the CTA ends."""
