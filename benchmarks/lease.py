@@ -242,11 +242,14 @@ def _tune(
     out, table = args.out / "tune.jsonl", args.out / "table.json"
     known = suite.known_keys(out)
     right = _right(args.out / "sweep.jsonl")
+    cached = manifest.read(config.get().cache_dir)
     for case, accum in _cases(args):
         tuned = Case("tune", case.kind, case.shape)
-        listed = search.candidates(tuned, accum, arch, args.limit)
+        others = cached.schedules(arch.name, case.problem(accum))
+        listed = search.candidates(tuned, accum, arch, None, others)
         if right:
             listed = [s for s in listed if (case.kind, accum.value, s) in right]
+        listed = listed[: args.limit]
         if search.is_known(known, tuned, accum, listed):
             continue
         if deadline.passed:

@@ -28,8 +28,9 @@ from torch_cute_backend.errors import CuteBackendError
 from torch_cute_backend.problem import Accum
 from torch_cute_backend.runtime.cache import CacheEntry, KernelCache, cache_key
 from torch_cute_backend.runtime.pool import CompilePool
+from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.status import Status
-from torch_cute_backend.tuning import search
+from torch_cute_backend.tuning import heuristics, search
 
 DEFAULT_SUITES = "headline,fp8-rowwise-decode,fp8-rowwise,bf16"
 
@@ -64,6 +65,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--shapes", help="MxNxK,... instead of the suites' own")
     parser.add_argument("--top", type=int, default=8, help="candidates of a shape")
     parser.add_argument("--exact-top", type=int, default=2, help="with exact FP8 sums")
+    parser.add_argument(
+        "--heuristics", type=int, default=0, help="also so many of NVIDIA's package"
+    )
     parser.add_argument("--arch", default="sm_90a")
     parser.add_argument("--cache", type=Path, required=True)
     parser.add_argument("--pack", type=Path, help="also write this .tar.xz")
@@ -90,7 +94,12 @@ def _sources(
         if case.is_fp8:
             wanted.append((Accum.EXACT, args.exact_top))
         for accum, limit in wanted:
-            for schedule in search.candidates(case, accum, arch, limit):
+            others: list[GemmSchedule] = []
+            if args.heuristics:
+                problem = case.problem(accum)
+                others = heuristics.candidates(problem, arch, args.heuristics)
+            listed = search.candidates(case, accum, arch, limit)
+            for schedule in dict.fromkeys([*listed, *others]):
                 problem = case.problem(accum)
                 slot = (arch.name, Kind.of(problem), schedule)
                 if slot in seen:

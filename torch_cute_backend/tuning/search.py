@@ -7,7 +7,7 @@ ATen, and the winner becomes a table row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from torch_cute_backend.tuning.table import RowKey, TableRow
 SUITE = "tune"
 BRIEF_ROUNDS = 3
 FINALISTS = 6
-HOPELESS = 4.0
+HOPELESS = 3.0
 """Candidates that the model holds this many times slower than its best are left out."""
 
 
@@ -105,19 +105,31 @@ class Found:
 
 
 def candidates(
-    case: Case, accum: Accum, arch: ArchSpec, limit: int | None = None
+    case: Case,
+    accum: Accum,
+    arch: ArchSpec,
+    limit: int | None = None,
+    others: Iterable[GemmSchedule] = (),
 ) -> list[GemmSchedule]:
-    """What to try: the look-up's choices, then the model's list, most promising first.
+    """What to try: the look-up's choices, then the model's list and what else there is,
+    most promising first.
 
     Args:
         limit: at most so many.
+        others: schedules from elsewhere; those that do not fit are left out.
     """
     problem = case.problem(accum)
     listed = [c.schedule for c in lookup.candidates(problem, arch)]
     scored = model.scored(problem, arch)
+    scored += [
+        (model.seconds(problem, s, arch), s)
+        for s in others
+        if s.validate(problem, arch)
+    ]
+    scored.sort(key=lambda pair: pair[0])
     fastest = scored[0][0] if scored else 0.0
-    listed += [s for t, s in scored if t <= HOPELESS * fastest and s not in listed]
-    return listed[:limit]
+    listed += [s for t, s in scored if t <= HOPELESS * fastest]
+    return list(dict.fromkeys(listed))[:limit]
 
 
 def search(
