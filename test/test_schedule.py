@@ -158,6 +158,13 @@ class TestJson(TestCase):
     def test_round_trip(self, schedule):
         self.assertEqual(GemmSchedule.from_json(schedule.to_json()), schedule)
 
+    def test_only_changes(self):
+        s = GemmSchedule(64, 64, 128, 6, epi_n=64, raster="along_n", store="tma")
+        changed = s.changed_json()
+        self.assertEqual(changed["raster"], "along_n")
+        self.assertEqual(len(changed), 6)
+        self.assertEqual(GemmSchedule.from_json(changed), s)
+
     def test_defaults_may_be_left_out(self):
         row = {"tile_m": 64, "tile_n": 64, "tile_k": 128, "ab_stages": 6}
         self.assertEqual(GemmSchedule.from_json(row), GemmSchedule(64, 64, 128, 6))

@@ -65,6 +65,12 @@ class GemmSchedule:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
+    def changed_json(self) -> dict[str, Any]:
+        """:meth:`to_json` without the fields at their defaults, which
+        :meth:`from_json` fills in: a new field changes no row and no kernel's text."""
+        defaults = {f.name: f.default for f in fields(self)}
+        return {k: v for k, v in self.to_json().items() if v != defaults[k]}
+
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> GemmSchedule:
         """Inverse of :meth:`to_json`. Fields with a default may be left out; an
