@@ -98,6 +98,39 @@ class TestParts(TestCase):
             self.assertEqual(getattr(e, e.bound), max(terms))
             self.assertEqual(e.total, e.start + e.mainloop + e.epilogue)
 
+    def test_the_raster_decides_what_dram_gives_twice(self):
+        # 128 MB of inputs: waves reload what L2 has dropped.
+        problem = problem_of("bf16", (8192, 8192, 4096))
+        s = complete(problem, SM90, 128, 256, math_warpgroups=2)
+        once = 2 * 8192 * 4096 * 2
+
+        def loaded(**changes: object) -> float:
+            return model.Work.of(problem, replace(s, **changes), SM90, 64).input_bytes
+
+        # 64 x 32 tiles in 16 waves of 132: two whole columns, or a band of 8 x 17.
+        self.assertEqual(loaded(), 16 * (64 * 128 + 3 * 256) * 4096 * 2)
+        grouped = loaded(raster="grouped", group_m=8)
+        self.assertEqual(grouped, 16 * (8 * 128 + 17 * 256) * 4096 * 2)
+        self.assertLess(grouped, loaded())
+        self.assertGreaterEqual(grouped, once)
+        small = problem_of("bf16", (2048, 2048, 2048))
+        fits = model.Work.of(small, s, SM90, 64)
+        self.assertEqual(fits.input_bytes, 2 * 2048 * 2048 * 2)
+
+    def test_variants_are_valid_and_different(self):
+        for shape in SHAPES:
+            for kind in ("fp8", "bf16"):
+                problem = problem_of(kind, shape)
+                for s in model.rank(problem, SM90, 8):
+                    made = model.variants(problem, s, SM90)
+                    self.assertEqual(len({s, *made}), len(made) + 1)
+                    for v in made:
+                        self.assertTrue(v.validate(problem, SM90))
+        problem = problem_of("fp8", (64, 5120, 5120))
+        best = model.rank(problem, SM90, 1)[0]
+        (other,) = model.variants(problem, best, SM90)
+        self.assertEqual({best.l2_policy, other.l2_policy}, {"normal", "stream_b"})
+
     def test_few_stages_limit_the_rate(self):
         problem = problem_of("fp8", (64, 5120, 5120))
         s = complete(problem, SM90, 64, 64)

@@ -9,7 +9,8 @@ ranks, it does not predict.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch_cute_backend.arch.spec import ArchSpec
 from torch_cute_backend.problem import GemmProblem
@@ -26,6 +27,7 @@ __all__ = [
     "scored",
     "seconds",
     "tiles",
+    "variants",
 ]
 
 _MMA_M = 64
@@ -79,6 +81,24 @@ def _sensible(problem: GemmProblem, s: GemmSchedule) -> bool:
     return s.ab_stages >= 3 and wide == small
 
 
+def variants(
+    problem: GemmProblem, s: GemmSchedule, arch: ArchSpec
+) -> list[GemmSchedule]:
+    """``s`` with other orders of tiles and hints to L2: what is worth trying once its
+    tile has proved good."""
+    rows = -(-problem.m // (s.tile_m * s.cluster_m))
+    columns = -(-problem.n // (s.tile_n * s.cluster_n))
+    changes: list[dict[str, Any]] = []
+    if rows == 1 and columns > 1:
+        other = "normal" if s.l2_policy == "stream_b" else "stream_b"
+        changes.append({"l2_policy": other})
+    if rows > 1 and columns > 1:
+        changes.append({"raster": "along_n"})
+        changes += [{"raster": "grouped", "group_m": g} for g in (4, 8) if g < rows]
+    made = [replace(s, **{"group_m": 1, **change}) for change in changes]
+    return [v for v in made if v != s and v.validate(problem, arch)]
+
+
 @dataclass(frozen=True)
 class Work:
     """How a schedule cuts a problem up; counts only, no rates.
@@ -91,7 +111,9 @@ class Work:
             ``pulled_bytes`` of them come through L2, the rest by multicast.
         in_flight: bytes that a CTA may have requested at once.
         mma_flops: of one k tile at the MMA's least width and height.
-        input_bytes, output_bytes: of the whole problem, each moved once.
+        input_bytes: of A and B from DRAM: once each where they fit into half of L2,
+            else what every wave of tiles needs, which depends on the raster.
+        output_bytes: of D, written once.
         tile_out_bytes: output of a CTA tile.
     """
 
@@ -126,12 +148,28 @@ class Work:
             pulled_bytes=a / s.cluster_n + b / s.cluster_m,
             in_flight=min(s.ab_stages, k_tiles) * (a + b),
             mma_flops=2.0 * max(s.tile_m, _MMA_M) * max(s.tile_n, narrow_n) * s.tile_k,
-            input_bytes=float(
-                p.m * p.k * p.a_dtype.bytes + p.n * p.k * p.b_dtype.bytes
-            ),
+            input_bytes=_input_bytes(p, s, arch, slots),
             output_bytes=float(p.m * p.n * p.out_dtype.bytes),
             tile_out_bytes=float(s.tile_m * s.tile_n * p.out_dtype.bytes),
         )
+
+
+def _input_bytes(p: GemmProblem, s: GemmSchedule, arch: ArchSpec, slots: int) -> float:
+    """DRAM bytes of A and B, see :class:`Work`."""
+    once = float(p.m * p.k * p.a_dtype.bytes + p.n * p.k * p.b_dtype.bytes)
+    if once <= arch.l2_bytes / 2:
+        return once
+    tall, wide = s.tile_m * s.cluster_m, s.tile_n * s.cluster_n
+    rows, columns = math.ceil(p.m / tall), math.ceil(p.n / wide)
+    if s.raster == "along_n":
+        across = min(columns, slots)
+        down = min(rows, math.ceil(slots / across))
+    else:
+        down = min(rows, slots, s.group_m if s.raster == "grouped" else rows)
+        across = min(columns, math.ceil(slots / down))
+    wave = down * tall * p.a_dtype.bytes + across * wide * p.b_dtype.bytes
+    waves = math.ceil(rows * columns / slots)
+    return max(once, float(waves * wave * p.k))
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ from torch_cute_backend.tuning.table import RowKey, TableRow
 SUITE = "tune"
 BRIEF_ROUNDS = 3
 FINALISTS = 6
+VARIED = 8
+"""How many of the most promising are also tried with other rasters and L2 hints."""
 HOPELESS = 3.0
 """Candidates that the model holds this many times slower than its best are left out."""
 
@@ -128,8 +130,10 @@ def candidates(
     ]
     scored.sort(key=lambda pair: pair[0])
     fastest = scored[0][0] if scored else 0.0
-    listed += [s for t, s in scored if t <= HOPELESS * fastest]
-    return list(dict.fromkeys(listed))[:limit]
+    hopeful = [s for t, s in scored if t <= HOPELESS * fastest]
+    for schedule in dict.fromkeys([*listed, *hopeful[:VARIED]]):
+        listed += [schedule, *model.variants(problem, schedule, arch)]
+    return list(dict.fromkeys([*listed, *hopeful]))[:limit]
 
 
 def search(
