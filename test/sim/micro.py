@@ -1,4 +1,7 @@
-"""Hand-written PTX kernels for the simulator's unit tests: text and launch in one call."""
+"""Hand-written PTX kernels for the simulator's unit tests.
+
+Text and launch in one call.
+"""
 
 from __future__ import annotations
 

@@ -5,9 +5,8 @@ Each check is shown to fire on a wrong kernel and to stay silent on the right on
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
+import _paths  # noqa: F401
+import micro
 import numpy as np
 from torch.testing._internal.common_utils import (
     TestCase,
@@ -15,10 +14,6 @@ from torch.testing._internal.common_utils import (
     parametrize,
     run_tests,
 )
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import micro
 
 from torch_cute_backend.sim.operands import swizzle_granules
 from torch_cute_backend.sim.report import SimError, UnsupportedPtx
@@ -38,7 +33,8 @@ class ValuesTest(TestCase):
         data = micro.aligned(values.shape, values.dtype.type)
         data[...] = values
         report = micro.run(
-            f"{LOAD_ADDRESS}\nld.global.b32 %r10, [%rd3];\n{body}\nst.global.b32 [%rd3], %r11;",
+            f"{LOAD_ADDRESS}\nld.global.b32 %r10, [%rd3];\n{body}\n"
+            "st.global.b32 [%rd3], %r11;",
             [data],
             outputs=[0],
         )
@@ -79,8 +75,8 @@ class ValuesTest(TestCase):
             "lop3.b32 %r11, %r10, %r1, 6, 0x96;": x
             ^ np.arange(32, dtype=np.uint32)
             ^ np.uint32(6),
-            "cvt.s64.s32 %rd5, %r10; shr.s64 %rd6, %rd5, 32; cvt.u32.u64 %r11, %rd6;": wide
-            >> 32,
+            "cvt.s64.s32 %rd5, %r10; shr.s64 %rd6, %rd5, 32; "
+            "cvt.u32.u64 %r11, %rd6;": wide >> 32,
         }
         for body, expected in cases.items():
             got = self.evaluate(body, x)
@@ -123,7 +119,8 @@ class ValuesTest(TestCase):
         f[:6] = [0.0, 1e-3, 2.0**-10, 464.0, 447.9, -1.0625]
         for name, kind in (("e4m3", torch.float8_e4m3fn), ("e5m2", torch.float8_e5m2)):
             got = self.evaluate(
-                f"cvt.rn.satfinite.{name}x2.f32 %rs1, %r10, %r10; cvt.u32.u16 %r11, %rs1;",
+                f"cvt.rn.satfinite.{name}x2.f32 %rs1, %r10, %r10; "
+                "cvt.u32.u16 %r11, %rs1;",
                 f.view(np.uint32),
             )
             limit = 448.0 if name == "e4m3" else 57344.0
@@ -151,7 +148,10 @@ class ValuesTest(TestCase):
         np.testing.assert_array_equal(got, wanted)
 
     def test_divergent_loop(self):
-        body = "mov.b32 %r11, 0;\nL:\nadd.s32 %r11, %r11, 2;\nsetp.lt.u32 %p1, %r11, %r1;\n@%p1 bra L;"
+        body = (
+            "mov.b32 %r11, 0;\nL:\nadd.s32 %r11, %r11, 2;\n"
+            "setp.lt.u32 %p1, %r11, %r1;\n@%p1 bra L;"
+        )
         got = self.evaluate(body, np.zeros(32, np.uint32))
         np.testing.assert_array_equal(got, np.maximum(2, (np.arange(32) + 1) // 2 * 2))
 
@@ -363,7 +363,8 @@ mov.b64 %rd1, p1;
 cvta.param.u64 %rd2, %rd1;
 @%p1 bra LOADED;
 mbarrier.arrive.expect_tx.shared.b64 _, [%r1], {bytes};
-cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r1+1024], [%rd2, {{{x}, {y}}}], [%r1];
+cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes
+  [%r1+1024], [%rd2, {{{x}, {y}}}], [%r1];
 LOADED:
 WAIT:
 mbarrier.try_wait.parity.shared.b64 %p3, [%r1], 0;
@@ -389,7 +390,10 @@ class TmaTest(TestCase):
         expect=None,
         mode="lazy",
     ):
-        """Load one box of a (20, 48)-byte tensor; returns (report, source, raw bytes)."""
+        """Load one box of a (20, 48)-byte tensor.
+
+        Returns (report, source, raw bytes).
+        """
         source = micro.aligned((20, 48), np.uint8)
         source[...] = np.arange(960).reshape(20, 48) % 251 + 1
         total = box[0] * box[1]
@@ -447,7 +451,8 @@ class TmaTest(TestCase):
         rows = np.zeros((16, swizzle), np.uint8)
         width = min(swizzle, 48)
         rows[:, :width] = source[:16, :width]
-        # Base 0x800: the XOR uses address bits 7..9, so chunk c of row r moves to c ^ f(r).
+        # Base 0x800: the XOR uses address bits 7..9, so chunk c of row r moves to c ^
+        # f(r).
         granules = (
             swizzle_granules(np.arange(128, 128 + rows.size // 16), swizzle) - 128
         )

@@ -1,13 +1,15 @@
-"""The checker is checked: every injected fault must be caught, the baseline must be clean.
+"""The checker is checked: every injected fault must be caught, the baseline must be
+clean.
 
-Caught means a finding, a wrong result, or a refused run, in ``lazy`` or one of two random schedules.
-"""
+Caught means a finding, a wrong result, or a refused run, in ``lazy`` or one of two
+random schedules."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
+import _paths  # noqa: F401
+import fault_list
+import gemm_case
+from build_helper import build, fp8
 from torch.testing._internal.common_utils import (
     TestCase,
     instantiate_parametrized_tests,
@@ -15,12 +17,6 @@ from torch.testing._internal.common_utils import (
     run_tests,
     subtest,
 )
-
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-
-import fault_list
-import gemm_case
-from build_helper import build, fp8
 
 from torch_cute_backend.arch import SM90, SM100
 from torch_cute_backend.schedule import GemmSchedule
@@ -44,7 +40,10 @@ FAULTS = {
     "sm_100a_cluster": fault_list.CLUSTER[:2],
 }
 ALL = [
-    subtest((kernel, fault), name=f"{kernel}_{fault.name}".replace(" ", "_").replace(".", "_"))
+    subtest(
+        (kernel, fault),
+        name=f"{kernel}_{fault.name}".replace(" ", "_").replace(".", "_"),
+    )
     for kernel, faults in FAULTS.items()
     for fault in faults
 ]
@@ -71,9 +70,13 @@ class FaultsTest(TestCase):
         operands.poison()
         ctas = KERNELS[kernel][2]
         try:
-            report = self.child.simulate(source, operands.tensors, num_ctas=ctas, mode=mode, faults=faults)
+            report = self.child.simulate(
+                source, operands.tensors, num_ctas=ctas, mode=mode, faults=faults
+            )
         except SimError as error:
-            self.assertNotIn("fault ", str(error), "the fault does not apply to this PTX")
+            self.assertNotIn(
+                "fault ", str(error), "the fault does not apply to this PTX"
+            )
             return str(error)
         found = sorted({f.kind for f in report.findings})
         return ", ".join(found if operands.exact() else [*found, "wrong result"])
@@ -89,7 +92,9 @@ class FaultsTest(TestCase):
         for mode in MODES:
             caught = caught or self.verdict(kernel, [fault], mode)
         if (kernel, fault.name) in fault_list.SURVIVORS:
-            self.assertEqual(caught, "", "a listed survivor is caught: take it off the list")
+            self.assertEqual(
+                caught, "", "a listed survivor is caught: take it off the list"
+            )
         else:
             self.assertNotEqual(caught, "")
 

@@ -1,14 +1,14 @@
-"""Every kernel of ``kernel_cases`` in the simulator: clean, exact, each element written once.
+"""Every kernel of ``kernel_cases`` in the simulator: clean, exact, each element written
+once.
 
-Small ragged sizes with few CTAs, so that each CTA runs several tiles and the pipelines wrap; in
-``lazy`` and two random schedules. One child process serves the whole file.
-"""
+Small ragged sizes with few CTAs, so that each CTA runs several tiles and the pipelines
+wrap; in ``lazy`` and two random schedules. One child process serves the whole file."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
+import _paths  # noqa: F401
+import gemm_case
+from kernel_cases import CASES, Case
 from torch.testing._internal.common_utils import (
     TestCase,
     instantiate_parametrized_tests,
@@ -17,17 +17,14 @@ from torch.testing._internal.common_utils import (
     subtest,
 )
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-
-import gemm_case
-from kernel_cases import CASES, Case
-
 from torch_cute_backend.sim.child import SimChild
 
 MODES = ("lazy", "random:1", "random:2")
 CHOSEN = [
-    case for case in CASES
-    if case.name in ("tensorwise_bias", "bf16_mn", "cluster_2x1", "direct_store", "one_acc_stage")
+    case
+    for case in CASES
+    if case.name
+    in ("tensorwise_bias", "bf16_mn", "cluster_2x1", "direct_store", "one_acc_stage")
 ]
 
 
@@ -59,18 +56,24 @@ class MatrixTest(TestCase):
         cls.child.close()
         super().tearDownClass()
 
-    def check(self, case: Case, sizes: tuple[int, int, int], num_ctas: int, modes=MODES) -> None:
+    def check(
+        self, case: Case, sizes: tuple[int, int, int], num_ctas: int, modes=MODES
+    ) -> None:
         build = case.build()
         operands = gemm_case.make(build, *sizes)
         for mode in modes:
             operands.poison()
-            report = self.child.simulate(build.source, operands.tensors, num_ctas=num_ctas, mode=mode)
+            report = self.child.simulate(
+                build.source, operands.tensors, num_ctas=num_ctas, mode=mode
+            )
             self.assertEqual(report.findings, (), mode)
             self.assertTrue(report.tiles_written_once, mode)
             if "erf" in str(case.problem.epilogue):
                 self.assertLess(operands.worst(), 1e-6, mode)
             else:
-                self.assertTrue(operands.exact(), f"{mode}: worst {operands.worst():.1e}")
+                self.assertTrue(
+                    operands.exact(), f"{mode}: worst {operands.worst():.1e}"
+                )
 
     @parametrize("case", named(CASES))
     def test_case(self, case: Case):
@@ -81,14 +84,20 @@ class MatrixTest(TestCase):
     @parametrize("tiles", ["short_k", "one_tile", "many_tiles"])
     def test_tiles_per_cta(self, case: Case, tiles: str):
         s = case.schedule
-        if tiles == "short_k":  # K fits into a part of the pipeline; some CTAs have no tile
+        if (
+            tiles == "short_k"
+        ):  # K fits into a part of the pipeline; some CTAs have no tile
             m, n, k = ragged(case, 0)
-            self.check(case, (m, n, max(k, 16)), 16 * s.cluster_size, ("lazy", "random:3"))
+            self.check(
+                case, (m, n, max(k, 16)), 16 * s.cluster_size, ("lazy", "random:3")
+            )
         elif tiles == "one_tile":
             self.check(case, ragged(case, 2), 4 * s.cluster_size, ("lazy", "random:3"))
         else:
             m, n, k = ragged(case, 2)
-            self.check(case, (m + 4 * s.tile_m, n, k), s.cluster_size, ("lazy", "random:3"))
+            self.check(
+                case, (m + 4 * s.tile_m, n, k), s.cluster_size, ("lazy", "random:3")
+            )
 
 
 instantiate_parametrized_tests(MatrixTest)

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-from torch.testing._internal.common_utils import TestCase, run_tests
-
-sys.path.insert(0, str(Path(__file__).parent))
-
+import _paths  # noqa: F401
 import micro
+from torch.testing._internal.common_utils import TestCase, run_tests
 
 from torch_cute_backend.sim.blocks import build
 from torch_cute_backend.sim.codegen import compile_kernel
@@ -34,12 +29,10 @@ def kernel(body: str):
 class ParseTest(TestCase):
     def test_operands(self):
         instrs = kernel(
-            """
-            ld.global.v2.b32 {%r1, %r2}, [%rd1+-16];
-            elect.sync %r3|%p1, -1;
+            """ ld.global.v2.b32 {%r1, %r2}, [%rd1+-16]; elect.sync %r3|%p1, -1;
             selp.b32 %r4, 0f3F800000, 0x10, !%p1;
-            cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r1+64], [%rd2, {%r3, %r4}], [%r5];
-            mov.b32 %r6, smem+128;
+            cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes
+            [%r1+64], [%rd2, {%r3, %r4}], [%r5]; mov.b32 %r6, smem+128;
             """
         ).instrs
         self.assertEqual(
@@ -117,7 +110,8 @@ class BlocksTest(TestCase):
     def test_liveness(self):
         flow = build(
             kernel(
-                "mov.b32 %r1, 0;\nL:\nadd.s32 %r1, %r1, %r2;\nsetp.lt.s32 %p1, %r1, 9;\n@%p1 bra L;"
+                "mov.b32 %r1, 0;\nL:\nadd.s32 %r1, %r1, %r2;\n"
+                "setp.lt.s32 %p1, %r1, 9;\n@%p1 bra L;"
             )
         )
         names = {flow.numbers[n] for n in ("%r1", "%r2")}

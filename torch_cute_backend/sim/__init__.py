@@ -1,9 +1,10 @@
-"""PTX simulator: run compiled CuTe DSL kernels on CPU tensors, without a GPU, and check them.
+"""PTX simulator: run compiled CuTe DSL kernels on CPU tensors, without a GPU, and check
+them.
 
-``simulate(compiled, args)`` takes any ``cute.compile`` result (compiled with ``--keep-ptx``) and
-its arguments on the CPU, executes the kernel's real PTX, writes the outputs in place and
-returns a ``SimReport``. Importing this package imports neither cutlass nor torch.
-"""
+``simulate(compiled, args)`` takes any ``cute.compile`` result (compiled with
+``--keep-ptx``) and its arguments on the CPU, executes the kernel's real PTX, writes the
+outputs in place and returns a ``SimReport``. Importing this package imports neither
+cutlass nor torch."""
 
 from __future__ import annotations
 
@@ -32,9 +33,9 @@ def simulate(
 ) -> SimReport:
     """Run a compiled function on CPU tensors in the simulator.
 
-    ``outputs`` are the tensors that must be written exactly once; ``tensors`` further ones that the
-    kernel reaches only through pointers. ``roles`` maps warp index to role name. ``faults`` are
-    edits of the PTX, to see whether the checks catch them.
+    ``outputs`` are the tensors that must be written exactly once; ``tensors`` further
+    ones that the kernel reaches only through pointers. ``roles`` maps warp index to
+    role name. ``faults`` are edits of the PTX, to see whether the checks catch them.
     """
     from . import launch as capture_module
     from .merge import merge_reports
@@ -46,7 +47,13 @@ def simulate(
     regions = capture_module.regions_of([*args, *tensors], outputs)
     reports = [
         run_launch(
-            ptx, launch, regions, mode=mode, checks=checks, sms=sms, roles=roles,
+            ptx,
+            launch,
+            regions,
+            mode=mode,
+            checks=checks,
+            sms=sms,
+            roles=roles,
             trace=trace if number == 0 else None,
         )
         for number, launch in enumerate(launches)

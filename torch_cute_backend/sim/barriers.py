@@ -1,8 +1,7 @@
 """Synchronisation objects: mbarriers, named barriers, the cluster barrier.
 
-Pure state machines with clocks; they wake warps through a callback and know nothing about
-instructions. ``rows`` are (2, agents) clocks, see ``clocks``.
-"""
+Pure state machines with clocks; they wake warps through a callback and know nothing
+about instructions. ``rows`` are (2, agents) clocks, see ``clocks``."""
 
 from __future__ import annotations
 
@@ -15,7 +14,9 @@ Wake = Callable[[Iterable[Any]], None]
 
 
 class MBarrier:
-    """A shared-memory mbarrier: pending arrivals, pending transaction bytes, phase counter."""
+    """A shared-memory mbarrier: pending arrivals, pending transaction bytes, phase
+    counter.
+    """
 
     def __init__(self, address: int, count: int, rows: np.ndarray, wake: Wake) -> None:
         self.address = address
@@ -70,13 +71,17 @@ class MBarrier:
 
     def __str__(self) -> str:
         return (
-            f"mbarrier {self.address:#x}: phase {self.phase & 1} (number {self.phase}), "
+            f"mbarrier {self.address:#x}: phase {self.phase & 1} (number "
+            f"{self.phase}), "
             f"{self.pending} of {self.count} arrivals pending, tx {self.tx} bytes"
         )
 
 
 class NamedBarrier:
-    """bar.sync / bar.arrive number ``number`` of a CTA; counts threads in whole warps."""
+    """bar.sync / bar.arrive number ``number`` of a CTA.
+
+    Counts threads in whole warps.
+    """
 
     def __init__(self, number: int, rows: np.ndarray, wake: Wake) -> None:
         self.number = number
@@ -93,13 +98,16 @@ class NamedBarrier:
         """One warp arrives; returns a complaint when counts disagree."""
         complaint = None
         if self.arrived and expected != self.expected:
-            complaint = f"barrier {self.number}: thread counts {self.expected} and {expected} differ"
+            counts = f"{self.expected} and {expected}"
+            complaint = f"barrier {self.number}: thread counts {counts} differ"
         self.expected = expected
         self.arrived += 32
         np.maximum(self.rows, rows, out=self.rows)
         if self.arrived >= self.expected:
             if self.arrived > self.expected:
-                complaint = f"barrier {self.number}: {self.arrived} threads for {expected}"
+                complaint = (
+                    f"barrier {self.number}: {self.arrived} threads for {expected}"
+                )
             self.done = self.rows
             self.rows = self.blank.copy()
             self.arrived = 0
@@ -109,7 +117,9 @@ class NamedBarrier:
         return complaint
 
     def __str__(self) -> str:
-        return f"barrier {self.number}: {self.arrived} of {self.expected} threads arrived"
+        return (
+            f"barrier {self.number}: {self.arrived} of {self.expected} threads arrived"
+        )
 
 
 class ClusterBarrier:
@@ -126,7 +136,10 @@ class ClusterBarrier:
         self.wake = wake
 
     def arrive(self, rows: np.ndarray | None) -> None:
-        """One warp arrives; ``None`` rows for the relaxed form, which orders nothing."""
+        """One warp arrives; ``None`` rows for the relaxed form.
+
+        Which orders nothing.
+        """
         self.arrived += 1
         if rows is not None:
             np.maximum(self.rows, rows, out=self.rows)

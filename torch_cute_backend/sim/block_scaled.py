@@ -1,9 +1,9 @@
-"""Block-scaled tcgen05.mma: mxf8f6f4, mxf4, mxf4nvf4, and the scale-factor copy tcgen05.cp.
+"""Block-scaled tcgen05.mma: mxf8f6f4, mxf4, mxf4nvf4, and the scale-factor copy
+tcgen05.cp.
 
-Scale factors lie in tensor memory: the factors of row r are bytes of lane r % 32, column
-base + r // 32, and the instruction descriptor's sf_id names the first byte. Every factor covers 16 or
-32 elements along K.
-"""
+Scale factors lie in tensor memory: the factors of row r are bytes of lane r % 32,
+column base + r // 32, and the instruction descriptor's sf_id names the first byte.
+Every factor covers 16 or 32 elements along K."""
 
 from __future__ import annotations
 
@@ -65,23 +65,33 @@ def columns_of(rows: int) -> int:
     return -(-rows // 32)
 
 
-def factors(tmem: np.ndarray, column: int, rows: int, first_byte: int, count: int, scale_type: str
-            ) -> np.ndarray:
+def factors(
+    tmem: np.ndarray,
+    column: int,
+    rows: int,
+    first_byte: int,
+    count: int,
+    scale_type: str,
+) -> np.ndarray:
     """(rows, count) scale factors as f32."""
     words = np.ascontiguousarray(tmem[:32, column : column + columns_of(rows)].T)
     raw = words.reshape(-1)[:rows].view(np.uint8).reshape(rows, 4)
     if first_byte + count > 4:
-        raise UnsupportedPtx(f"scale factors {first_byte}..{first_byte + count - 1} of 4")
+        raise UnsupportedPtx(
+            f"scale factors {first_byte}..{first_byte + count - 1} of 4"
+        )
     table = decode_table("ue8m0") if scale_type == "ue8m0" else decode_table("ue4m3")
-    codes = raw[:, first_byte : first_byte + count]
+    codes: np.ndarray = raw[:, first_byte : first_byte + count]
     if scale_type == "ue4m3":
         codes = codes & 127  # the format is unsigned
-    return table[codes]
+    result: np.ndarray = table[codes]
+    return result
 
 
 def scaled(values: np.ndarray, scales: np.ndarray, block: int) -> np.ndarray:
     """Multiply each block of ``block`` elements along K by its factor."""
-    return values * np.repeat(scales, block, axis=1)
+    result: np.ndarray = values * np.repeat(scales, block, axis=1)
+    return result
 
 
 def copy_source(descriptor: int) -> np.ndarray:

@@ -1,10 +1,10 @@
 """Instructions to basic blocks with liveness.
 
-In: a parsed ``Kernel``. Out: ``Block`` list in program order. A block starts at a label, behind a
-branch, and at every instruction that can block, so that re-running a block from its start after
-a failed wait repeats nothing. Guarded non-branch instructions become a branch around the instruction,
-so execution knows no predication, only lane masks.
-"""
+In: a parsed ``Kernel``. Out: ``Block`` list in program order. A block starts at a
+label, behind a branch, and at every instruction that can block, so that re-running a
+block from its start after a failed wait repeats nothing. Guarded non-branch
+instructions become a branch around the instruction, so execution knows no predication,
+only lane masks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from dataclasses import dataclass, field
 from .parse import Dual, Instr, Kernel, Mem, Operand, Reg, Sym, Vec
 
 _NO_DESTINATION = frozenset(
-    "st bra bar barrier ret exit fence membar prefetch prefetchu cp red setmaxnreg "
-    "griddepcontrol stmatrix nanosleep trap brkpt discard applypriority tensormap".split()
+    (
+        *("st", "bra", "bar", "barrier", "ret", "exit", "fence", "membar", "trap"),
+        *("prefetch", "prefetchu", "cp", "red", "setmaxnreg", "griddepcontrol"),
+        *("stmatrix", "nanosleep", "brkpt", "discard", "applypriority", "tensormap"),
+    )
 )
 _BLOCKING = (
     "mbarrier.try_wait",
@@ -34,7 +37,10 @@ _BLOCKING = (
 
 @dataclass
 class Block:
-    """A straight run of instructions. ``taken``/``next`` are block indices (-1: none)."""
+    """A straight run of instructions. ``taken``/``next`` are block indices (-1.
+
+    None).
+    """
 
     index: int
     instrs: list[Instr]

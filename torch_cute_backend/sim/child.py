@@ -1,9 +1,9 @@
 """Simulate in a child process: the DSL's runtime is chosen once per process.
 
-``SimChild`` starts one child (cutlass imported once, kernels cached by digest) and sends it any
-number of cases, one JSON line each; tensors travel as raw files that both sides map, outputs come
-back in place. ``python -m torch_cute_backend.sim.child`` is the child. JSON and raw
-bytes only, so a reply can never run code.
+``SimChild`` starts one child (cutlass imported once, kernels cached by digest) and
+sends it any number of cases, one JSON line each; tensors travel as raw files that both
+sides map, outputs come back in place. ``python -m torch_cute_backend.sim.child`` is the
+child. JSON and raw bytes only, so a reply can never run code.
 
     with SimChild() as child:
         report = child.simulate(source, [a, b, d, scale_a, scale_b], num_ctas=4)
@@ -38,7 +38,9 @@ _ERRORS = {"SimError": SimError, "UnsupportedPtx": UnsupportedPtx}
 
 def report_to_json(report: SimReport) -> dict[str, Any]:
     """A JSON object that ``report_from_json`` reads back (without the PTX text)."""
-    row = {k: v for k, v in vars(report).items() if k not in ("ptx", "findings", "notes")}
+    row = {
+        k: v for k, v in vars(report).items() if k not in ("ptx", "findings", "notes")
+    }
     row["counts"] = {name: dict(c) for name, c in report.counts.items()}
     row["findings"] = [asdict(f) for f in report.findings]
     row["notes"] = [asdict(f) for f in report.notes]
@@ -60,13 +62,19 @@ class SimChild:
 
     def __init__(self, timeout_s: float = 600.0) -> None:
         self.timeout_s = timeout_s
-        self._folder = tempfile.TemporaryDirectory(prefix="cute_sim_child_", dir=_fast_folder())
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="cute_sim_child_", dir=_fast_folder()
+        )
         self._errors = open(Path(self._folder.name) / "stderr", "w+")  # noqa: SIM115
         environment = dict(os.environ, OPENBLAS_NUM_THREADS="1", PYTHONUNBUFFERED="1")
         environment.pop("CUTE_DSL_LIBS", None)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "torch_cute_backend.sim.child"], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=self._errors, env=environment, text=True,
+            [sys.executable, "-m", "torch_cute_backend.sim.child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=environment,
+            text=True,
             cwd=Path(__file__).parents[2],
         )
 
@@ -102,13 +110,20 @@ class SimChild:
         keep_ptx: bool = False,
         faults: Sequence[Fault] = (),
     ) -> SimReport:
-        """As ``launch_source.simulate_source``, in the child; outputs are written in place."""
+        """As ``launch_source.simulate_source``, in the child; outputs are written in
+        place.
+        """
         from torch_cute_backend.runtime.serial import source_to_json
 
         request = {
-            "source": source_to_json(source), "num_ctas": num_ctas, "mode": mode, "checks": checks,
-            "trace": trace, "roles": {str(k): v for k, v in (roles or {}).items()},
-            "keep_ptx": keep_ptx, "faults": [asdict(f) for f in faults],
+            "source": source_to_json(source),
+            "num_ctas": num_ctas,
+            "mode": mode,
+            "checks": checks,
+            "trace": trace,
+            "roles": {str(k): v for k, v in (roles or {}).items()},
+            "keep_ptx": keep_ptx,
+            "faults": [asdict(f) for f in faults],
             "tensors": [self._send(i, tensor) for i, tensor in enumerate(tensors)],
         }
         reply = self._ask(request)
@@ -119,7 +134,8 @@ class SimChild:
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         process = self._process
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
             process.stdin.write(json.dumps(request) + "\n")
             process.stdin.flush()
@@ -129,7 +145,9 @@ class SimChild:
             selector.register(process.stdout, selectors.EVENT_READ)
             if not selector.select(self.timeout_s):
                 process.kill()
-                raise SimError(f"the simulation took longer than {self.timeout_s:.0f} s")
+                raise SimError(
+                    f"the simulation took longer than {self.timeout_s:.0f} s"
+                )
         line = process.stdout.readline()
         if not line:
             raise self._died()
@@ -144,7 +162,9 @@ class SimChild:
         self._process.wait()
         self._errors.seek(0)
         tail = self._errors.read()[-2000:]
-        return SimError(f"the simulator process ended with {self._process.returncode}:\n{tail}")
+        return SimError(
+            f"the simulator process ended with {self._process.returncode}:\n{tail}"
+        )
 
     def _path(self, index: int) -> Path:
         return Path(self._folder.name) / f"tensor{index}.raw"
@@ -154,17 +174,24 @@ class SimChild:
         import torch
 
         if tensor.device.type != "cpu":
-            raise SimError(f"tensor {index}: the simulator needs CPU tensors, got {tensor.device}")
+            raise SimError(
+                f"tensor {index}: the simulator needs CPU tensors, got {tensor.device}"
+            )
         raw = _span(tensor)
-        # The file starts with as many bytes as the address is off a 256-byte boundary, so that the
-        # child sees the same alignment.
+        # The file starts with as many bytes as the address is off a 256-byte boundary,
+        # so that the child sees the same alignment.
         lead = tensor.data_ptr() % 256
         with open(self._path(index), "wb") as file:
             file.write(bytes(lead))
             file.write(raw.numpy().tobytes())
         assert isinstance(tensor, torch.Tensor)
-        return {"path": str(self._path(index)), "lead": lead, "shape": list(tensor.shape),
-                "stride": list(tensor.stride()), "dtype": str(tensor.dtype).removeprefix("torch.")}
+        return {
+            "path": str(self._path(index)),
+            "lead": lead,
+            "shape": list(tensor.shape),
+            "stride": list(tensor.stride()),
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+        }
 
     def _receive(self, index: int, tensor: torch.Tensor) -> None:
         import torch
@@ -174,14 +201,16 @@ class SimChild:
 
 
 def _fast_folder() -> str | None:
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 def _span(tensor: torch.Tensor) -> torch.Tensor:
     """All bytes from a tensor's first to behind its last element, as a uint8 view."""
     import torch
 
-    reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    reach = (
+        sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    )
     flat = torch.as_strided(tensor.detach(), (reach if tensor.numel() else 0,), (1,))
     return flat.view(torch.uint8)
 
@@ -201,9 +230,13 @@ def _handle(request: Mapping[str, Any]) -> dict[str, Any]:
     from .launch_source import simulate_source
 
     report = simulate_source(
-        source_from_json(request["source"]), [_map(row) for row in request["tensors"]],
-        num_ctas=request["num_ctas"], mode=request["mode"], checks=request["checks"],
-        trace=request["trace"], roles={int(k): v for k, v in request["roles"].items()},
+        source_from_json(request["source"]),
+        [_map(row) for row in request["tensors"]],
+        num_ctas=request["num_ctas"],
+        mode=request["mode"],
+        checks=request["checks"],
+        trace=request["trace"],
+        roles={int(k): v for k, v in request["roles"].items()},
         faults=[Fault(**row) for row in request["faults"]],
     )
     reply: dict[str, Any] = {"report": report_to_json(report)}

@@ -1,17 +1,18 @@
 """Happens-before by vector clocks.
 
-Agents are warps (generic proxy) and asynchronous engines: the tensor core of a CTA, a warpgroup's wgmma
-pipe, one agent per mbarrier for TMA loads into it, one per warp for bulk stores. Each agent
-orders its own accesses; everything else is ordered only through barriers, commits and
-waits. A clock is an integer row indexed by agent; entry ``none`` stands for "never
-written" and is always -1.
+Agents are warps (generic proxy) and asynchronous engines: the tensor core of a CTA, a
+warpgroup's wgmma pipe, one agent per mbarrier for TMA loads into it, one per warp for
+bulk stores. Each agent orders its own accesses; everything else is ordered only through
+barriers, commits and waits. A clock is an integer row indexed by agent; entry ``none``
+stands for "never written" and is always -1.
 
-Two rows per warp: row 0 orders everything; row 1 holds what the *async proxy* may rely on, i.e. generic
-accesses behind which a ``fence.proxy.async`` stands somewhere on the causality path.
+Two rows per warp: row 0 orders everything; row 1 holds what the *async proxy* may rely
+on, i.e. generic accesses behind which a ``fence.proxy.async`` stands somewhere on the
+causality path.
 
 ``Shadow`` keeps, per granule of a memory, the last writer and the last read of each
-agent, and reports unordered pairs, missing proxy fences and reads of unwritten granules.
-"""
+agent, and reports unordered pairs, missing proxy fences and reads of unwritten
+granules."""
 
 from __future__ import annotations
 
@@ -51,8 +52,8 @@ class Clocks:
 class Stamp:
     """What an asynchronous operation may rely on when it was issued.
 
-    ``order`` covers accesses of any proxy; ``need`` demands proxy fences for generic accesses.
-    """
+    ``order`` covers accesses of any proxy; ``need`` demands proxy fences for generic
+    accesses."""
 
     __slots__ = ("need", "order", "rows")
 
@@ -107,7 +108,9 @@ class AgentClock:
         return self.stamp
 
     def fence_async(self) -> None:
-        """fence.proxy.async: all ordered generic accesses become visible to the async proxy."""
+        """fence.proxy.async: all ordered generic accesses become visible to the async
+        proxy.
+        """
         np.maximum(self.rows[0], self.rows[1], out=self.rows[1])
         self.stale = True
         self.stamp = None
@@ -117,7 +120,12 @@ class Shadow:
     """Access history of one memory, by granule."""
 
     def __init__(
-        self, name: str, granules: int, clocks: Clocks, report: Report, describe: Callable[[int], str]
+        self,
+        name: str,
+        granules: int,
+        clocks: Clocks,
+        report: Report,
+        describe: Callable[[int], str],
     ) -> None:
         self.name = name
         self.clocks = clocks
@@ -129,20 +137,36 @@ class Shadow:
         self.latest: dict[int, int] = {}
         self.granules = granules
 
-    def read(self, where: Where, agent: int, clock: int, stamp_need: np.ndarray,
-             stamp_order: np.ndarray, line: int) -> None:
+    def read(
+        self,
+        where: Where,
+        agent: int,
+        clock: int,
+        stamp_need: np.ndarray,
+        stamp_order: np.ndarray,
+        line: int,
+    ) -> None:
         """Check and record a read."""
         bad = self.written[where] > stamp_need[self.writer[where]]
         if bad.any():
-            self._bad_write(where, bad, stamp_order, agent, line, "read of", check_unwritten=True)
+            self._bad_write(
+                where, bad, stamp_order, agent, line, "read of", check_unwritten=True
+            )
         row = self.reads.get(agent)
         if row is None:
             row = self.reads[agent] = np.zeros(self.granules, np.int32)
         row[where] = clock
         self.latest[agent] = clock
 
-    def write(self, where: Where, agent: int, clock: int, stamp_need: np.ndarray,
-              stamp_order: np.ndarray, line: int) -> None:
+    def write(
+        self,
+        where: Where,
+        agent: int,
+        clock: int,
+        stamp_need: np.ndarray,
+        stamp_order: np.ndarray,
+        line: int,
+    ) -> None:
         """Check and record a write."""
         bad = self.written[where] > stamp_need[self.writer[where]]
         if bad.any():
@@ -152,8 +176,12 @@ class Shadow:
                 late = self.reads[reader][where] > stamp_order[reader]
                 if late.any():
                     self._report_first(
-                        "race", where, late, f"write by {self.clocks.names[agent]} is not ordered "
-                        f"behind the read by {self.clocks.names[reader]}", line,
+                        "race",
+                        where,
+                        late,
+                        f"write by {self.clocks.names[agent]} is not ordered "
+                        f"behind the read by {self.clocks.names[reader]}",
+                        line,
                     )
         self.writer[where] = agent
         self.written[where] = clock
@@ -163,12 +191,22 @@ class Shadow:
         self.writer[where] = self.clocks.none
         self.written[where] = 0
 
-    def _bad_write(self, where: Where, bad: np.ndarray, order: np.ndarray, agent: int, line: int,
-                   verb: str, check_unwritten: bool) -> None:
+    def _bad_write(
+        self,
+        where: Where,
+        bad: np.ndarray,
+        order: np.ndarray,
+        agent: int,
+        line: int,
+        verb: str,
+        check_unwritten: bool,
+    ) -> None:
         writers = self.writer[where]
         never = bad & (writers == self.clocks.none)
         if check_unwritten and never.any():
-            self._report_first("uninitialised", where, never, "read of memory never written", line)
+            self._report_first(
+                "uninitialised", where, never, "read of memory never written", line
+            )
         rest = bad & ~never
         if not rest.any():
             return
@@ -176,13 +214,26 @@ class Shadow:
         writer = int(writers[first])
         who, by = self.clocks.names[agent], self.clocks.names[writer]
         if self.written[where][first] <= order[writer]:
-            self._report_first("proxy", where, rest, f"{verb} generic-proxy writes of {by} by the async "
-                               f"proxy ({who}) without fence.proxy.async between", line)
+            self._report_first(
+                "proxy",
+                where,
+                rest,
+                f"{verb} generic-proxy writes of {by} by the async "
+                f"proxy ({who}) without fence.proxy.async between",
+                line,
+            )
         else:
-            self._report_first("race", where, rest, f"{verb} the write by {by}, not ordered "
-                               f"before {who}", line)
+            self._report_first(
+                "race",
+                where,
+                rest,
+                f"{verb} the write by {by}, not ordered before {who}",
+                line,
+            )
 
-    def _report_first(self, kind: str, where: Where, bad: np.ndarray, text: str, line: int) -> None:
+    def _report_first(
+        self, kind: str, where: Where, bad: np.ndarray, text: str, line: int
+    ) -> None:
         index = np.arange(self.granules)[where]
         granule = int(index[np.flatnonzero(bad)[0]])
         self.report(kind, f"{self.name} {self.describe(granule)}: {text}", line)

@@ -1,13 +1,12 @@
 """Basic blocks to Python functions.
 
-In: the ``Flow`` of a kernel. Out: ``Program``: one function per block, taking the lane group
-and returning the next block index (or a negative signal), plus the static facts that the engine needs
-(liveness masks, instruction categories, PTX lines).
+In: the ``Flow`` of a kernel. Out: ``Program``: one function per block, taking the lane
+group and returning the next block index (or a negative signal), plus the static facts
+that the engine needs (liveness masks, instruction categories, PTX lines).
 
-Within a block, registers become Python locals and are written through to ``g.R``. Code is
-the same for full warps and divergent lane groups: a group owns a register file, and only
-operations with side effects look at its lane mask.
-"""
+Within a block, registers become Python locals and are written through to ``g.R``. Code
+is the same for full warps and divergent lane groups: a group owns a register file, and
+only operations with side effects look at its lane mask."""
 
 from __future__ import annotations
 
@@ -29,13 +28,34 @@ PARAM_BASE = 1 << 56
 _SPECIAL = frozenset(
     f"%{name}.{axis}"
     for name in (
-        "tid", "ntid", "ctaid", "nctaid", "clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid"
+        "tid",
+        "ntid",
+        "ctaid",
+        "nctaid",
+        "clusterid",
+        "nclusterid",
+        "cluster_ctaid",
+        "cluster_nctaid",
     )
     for axis in "xyz"
 ) | frozenset(
-    ["%laneid", "%warpid", "%nwarpid", "%cluster_ctarank", "%cluster_nctarank", "%smid", "%nsmid",
-     "%dynamic_smem_size", "%total_smem_size", "%gridid", "%lanemask_lt", "%lanemask_le",
-     "%lanemask_eq", "%lanemask_gt", "%lanemask_ge"]
+    [
+        "%laneid",
+        "%warpid",
+        "%nwarpid",
+        "%cluster_ctarank",
+        "%cluster_nctarank",
+        "%smid",
+        "%nsmid",
+        "%dynamic_smem_size",
+        "%total_smem_size",
+        "%gridid",
+        "%lanemask_lt",
+        "%lanemask_le",
+        "%lanemask_eq",
+        "%lanemask_gt",
+        "%lanemask_ge",
+    ]
 )
 
 
@@ -80,8 +100,14 @@ class BlockEmitter:
         return found
 
     def raw(self, operand: Operand) -> str:
-        """A register without conversion (64-bit pairs stay pairs); other operands as 64 bits."""
-        return self.local(operand.name) if isinstance(operand, Reg) else self.val(operand, 64)
+        """A register without conversion (64-bit pairs stay pairs); other operands as 64
+        bits.
+        """
+        return (
+            self.local(operand.name)
+            if isinstance(operand, Reg)
+            else self.val(operand, 64)
+        )
 
     def val(self, operand: Operand, bits: int) -> str:
         """Expression of an operand as an unsigned ``bits``-wide value."""
@@ -149,7 +175,11 @@ class BlockEmitter:
         base = self.val(memory.base, bits)
         if not memory.offset:
             return base
-        return f"({base} + {memory.offset})" if memory.offset > 0 else f"({base} - {-memory.offset})"
+        return (
+            f"({base} + {memory.offset})"
+            if memory.offset > 0
+            else f"({base} - {-memory.offset})"
+        )
 
     def constant(self, value: Any) -> str:
         """Name of a module-level constant object."""
@@ -215,18 +245,21 @@ class ModuleEmitter:
             except (KeyError, ValueError, IndexError, SimError) as error:
                 if isinstance(error, SimError) and error.ptx_line:
                     raise
-                raise UnsupportedPtx(f"{instr.opcode}: {error!r}", instr.line) from error
+                raise UnsupportedPtx(
+                    f"{instr.opcode}: {error!r}", instr.line
+                ) from error
         if block.instrs[-1].parts[0] not in ("bra", "ret", "exit", "trap"):
             emitter.lines.append(f"return {block.next}")
         body = "\n    ".join(["R = g.R", "W = g.w", *emitter.lines])
         return f"def b{block.index}(g):\n    {body}\n"
 
     def _tile_guard(self, emitter: BlockEmitter, block: Block, at: int) -> None:
-        """Before anything but wgmma touches accumulator registers, materialise their tiles.
+        """Before anything but wgmma touches accumulator registers, materialise their
+        tiles.
 
-        One call covers the run of instructions up to the next wgmma. Plain moves are told
-        apart: NVVM places initialising moves behind ``wgmma.fence``, which ptxas sorts out.
-        """
+        One call covers the run of instructions up to the next wgmma. Plain moves are
+        told apart: NVVM places initialising moves behind ``wgmma.fence``, which ptxas
+        sorts out."""
         instr = block.instrs[at]
         if instr.opcode.startswith("wgmma.mma_async"):
             emitter.tiles_clean = False
@@ -251,7 +284,10 @@ class ModuleEmitter:
         emitter.tiles_clean = True
 
     def _load_guard(self, emitter: BlockEmitter, block: Block, at: int) -> None:
-        """Before registers of a tcgen05.ld are used, check that wait::ld came between."""
+        """Before registers of a tcgen05.ld are used.
+
+        Check that wait::ld came between.
+        """
         instr = block.instrs[at]
         if instr.opcode.startswith("tcgen05."):
             emitter.loads_checked = False
@@ -265,11 +301,15 @@ class ModuleEmitter:
                 break
             # Moves only rename: ptxas sees through them, so they do not use the value.
             if following.parts[0] != "mov":
-                names |= {n for o in following.operands for n in registers(o)} & self.tmem_loads
+                names |= {
+                    n for o in following.operands for n in registers(o)
+                } & self.tmem_loads
             if following is instr and not names:
                 return
         constant = emitter.constant(frozenset(self.flow.numbers[n] for n in names))
-        emitter.lines.append(f"if W.pending_loads: W.unwaited({constant}, {instr.line})")
+        emitter.lines.append(
+            f"if W.pending_loads: W.unwaited({constant}, {instr.line})"
+        )
         emitter.loads_checked = True
 
     def _accumulators_of(self, instr: Instr) -> set[str]:
@@ -321,7 +361,10 @@ def _place_shared(kernel: Kernel) -> tuple[dict[str, int], int]:
 
 
 def _copies(flow: Flow) -> dict[str, set[str]]:
-    """For each register, the registers that a mov (pack, unpack, copy) writes from it."""
+    """For each register, the registers that a mov (pack, unpack.
+
+    Copy) writes from it.
+    """
     copies: dict[str, set[str]] = {}
     for block in flow.blocks:
         for instr in block.instrs:
@@ -362,25 +405,43 @@ def compile_kernel(kernel: Kernel) -> Program:
     source = "\n".join(module.block_source(block) for block in flow.blocks)
     scope: dict[str, Any] = {"np": np, "K": module.constants}
     for library in (lanes, convert, halves):
-        scope.update({n: getattr(library, n) for n in dir(library) if not n.startswith("_")})
+        scope.update(
+            {n: getattr(library, n) for n in dir(library) if not n.startswith("_")}
+        )
     scope.update(BLOCKED=BLOCKED)
     name = f"<ptx {kernel.name[:40]}>"
-    exec(compile(source, name, "exec"), scope)  # noqa: S102  (our own generated text)
+    exec(compile(source, name, "exec"), scope)
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     return Program(
-        kernel, flow, [scope[f"b{b.index}"] for b in flow.blocks],
-        [b.live_in for b in flow.blocks], [b.defs for b in flow.blocks],
-        [_categories(b) for b in flow.blocks], module.shared_offsets, module.static_shared, source,
+        kernel,
+        flow,
+        [scope[f"b{b.index}"] for b in flow.blocks],
+        [b.live_in for b in flow.blocks],
+        [b.defs for b in flow.blocks],
+        [_categories(b) for b in flow.blocks],
+        module.shared_offsets,
+        module.static_shared,
+        source,
         module.constants,
     )
 
 
 _CATEGORIES = (
-    ("bar.", "bar.sync"), ("barrier.sync", "bar.sync"), ("barrier.cluster", "cluster barrier"),
-    ("shfl", "shfl"), ("elect", "elect"), ("mbarrier.try_wait", "try_wait"),
-    ("mbarrier.test_wait", "try_wait"), ("mbarrier.arrive", "arrive"), ("cp.async.bulk.commit", ""),
-    ("cp.async.bulk.wait", ""), ("cp.async.bulk", "tma"), ("cp.reduce.async.bulk", "tma"),
-    ("tcgen05.mma", "mma"), ("wgmma.mma", "mma"), ("tcgen05.commit", "commit"),
+    ("bar.", "bar.sync"),
+    ("barrier.sync", "bar.sync"),
+    ("barrier.cluster", "cluster barrier"),
+    ("shfl", "shfl"),
+    ("elect", "elect"),
+    ("mbarrier.try_wait", "try_wait"),
+    ("mbarrier.test_wait", "try_wait"),
+    ("mbarrier.arrive", "arrive"),
+    ("cp.async.bulk.commit", ""),
+    ("cp.async.bulk.wait", ""),
+    ("cp.async.bulk", "tma"),
+    ("cp.reduce.async.bulk", "tma"),
+    ("tcgen05.mma", "mma"),
+    ("wgmma.mma", "mma"),
+    ("tcgen05.commit", "commit"),
     ("wgmma.commit", "commit"),
 )
 

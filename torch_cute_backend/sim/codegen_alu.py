@@ -1,9 +1,8 @@
 """Python expressions for PTX instructions that only compute.
 
-``emit(e, instr)`` writes the assignment(s) through the block emitter and returns False if the opcode
-is not an ALU instruction. Values follow ``lanes``. Anything not listed is refused by
-the caller, so a new opcode can never be guessed.
-"""
+``emit(e, instr)`` writes the assignment(s) through the block emitter and returns False
+if the opcode is not an ALU instruction. Values follow ``lanes``. Anything not listed is
+refused by the caller, so a new opcode can never be guessed."""
 
 from __future__ import annotations
 
@@ -18,8 +17,16 @@ if TYPE_CHECKING:
 
 _ROUNDING = ("rn", "rz", "rm", "rp", "rni", "rzi", "rmi", "rpi", "rna")
 _INT_COMPARE = {
-    "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "lo": "<", "ls": "<=",
-    "hi": ">", "hs": ">=",
+    "eq": "==",
+    "ne": "!=",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "lo": "<",
+    "ls": "<=",
+    "hi": ">",
+    "hs": ">=",
 }
 _FLOAT_BITS = {"f16": 16, "bf16": 16, "f32": 32, "f64": 64}
 
@@ -50,10 +57,14 @@ def _mov(e: BlockEmitter, instr: Instr) -> None:
     elif isinstance(target, Vec):
         _unpack(e, target, e.raw(source), bits, instr)
     else:
-        e.assign(target, e.raw(source) if isinstance(source, Reg) else e.val(source, bits))
+        e.assign(
+            target, e.raw(source) if isinstance(source, Reg) else e.val(source, bits)
+        )
 
 
-def _pack(e: BlockEmitter, target: object, source: Vec, bits: int, instr: Instr) -> None:
+def _pack(
+    e: BlockEmitter, target: object, source: Vec, bits: int, instr: Instr
+) -> None:
     part = bits // len(source.items)
     items = [e.val(item, part) for item in source.items]
     if bits == 64 and len(items) == 2:
@@ -72,8 +83,13 @@ def _pack(e: BlockEmitter, target: object, source: Vec, bits: int, instr: Instr)
 
 
 def _unpack(e: BlockEmitter, target: Vec, value: str, bits: int, instr: Instr) -> None:
-    names = {(64, 2): "split64", (32, 2): "split32", (64, 4): "split64x4", (32, 4): "split32x4",
-             (16, 2): "split16"}
+    names = {
+        (64, 2): "split64",
+        (32, 2): "split32",
+        (64, 4): "split64x4",
+        (32, 4): "split32x4",
+        (16, 2): "split16",
+    }
     name = names.get((bits, len(target.items)))
     if name is None:
         raise UnsupportedPtx(f"mov unpack b{bits} into {len(target.items)}", instr.line)
@@ -83,7 +99,7 @@ def _unpack(e: BlockEmitter, target: Vec, value: str, bits: int, instr: Instr) -
 def _add_sub(e: BlockEmitter, instr: Instr) -> None:
     operator = "+" if instr.parts[0] == "add" else "-"
     kind = instr.parts[-1]
-    if kind[0] in "us" or kind[0] == "b" and kind[1:].isdigit():
+    if kind[0] in "us" or (kind[0] == "b" and kind[1:].isdigit()):
         if len(instr.parts) > 2:
             raise UnsupportedPtx(f"{instr.opcode}", instr.line)
         bits, _ = _int_type(kind)
@@ -100,7 +116,10 @@ def _float_binary(e: BlockEmitter, instr: Instr, function: str) -> None:
         raise UnsupportedPtx(f"{instr.opcode}: {sorted(modifiers)}", instr.line)
     if kind == "f32x2":
         a, b = (e.raw(o) for o in instr.operands[1:])
-        e.assign(instr.operands[0], f"pairwise(lambda x, y: float_op({function}, 32, x, y), {a}, {b})")
+        e.assign(
+            instr.operands[0],
+            f"pairwise(lambda x, y: float_op({function}, 32, x, y), {a}, {b})",
+        )
     elif kind in ("f16x2", "bf16x2", "bf16"):
         a, b = (e.val(o, 16 if kind == "bf16" else 32) for o in instr.operands[1:])
         e.assign(instr.operands[0], f"half_op({function}, {kind!r}, {a}, {b})")
@@ -140,7 +159,10 @@ def _mad(e: BlockEmitter, instr: Instr) -> None:
     bits, _ = _int_type(kind)
     wide = bits * 2 if instr.parts[1] == "wide" else bits
     c = e.val(instr.operands[3], wide)
-    e.assign(instr.operands[0], f"({_product(e, instr, instr.parts[1])} + {c}) & {_mask(wide)}")
+    e.assign(
+        instr.operands[0],
+        f"({_product(e, instr, instr.parts[1])} + {c}) & {_mask(wide)}",
+    )
 
 
 def _fma(e: BlockEmitter, instr: Instr) -> None:
@@ -155,8 +177,13 @@ def _fma(e: BlockEmitter, instr: Instr) -> None:
         a, b, c = (e.val(o, 32) for o in instr.operands[1:])
         e.assign(instr.operands[0], f"fma32({a}, {b}, {c})")
     elif kind in ("f16x2", "bf16x2", "bf16", "f16"):
-        a, b, c = (e.val(o, 32 if kind[-2:] == "x2" else 16) for o in instr.operands[1:])
-        e.assign(instr.operands[0], f"half_op(lambda x, y, z: x * y + z, {kind!r}, {a}, {b}, {c})")
+        a, b, c = (
+            e.val(o, 32 if kind[-2:] == "x2" else 16) for o in instr.operands[1:]
+        )
+        e.assign(
+            instr.operands[0],
+            f"half_op(lambda x, y, z: x * y + z, {kind!r}, {a}, {b}, {c})",
+        )
     else:
         raise UnsupportedPtx(instr.opcode, instr.line)
 
@@ -180,12 +207,18 @@ def _min_max(e: BlockEmitter, instr: Instr) -> None:
             raise UnsupportedPtx(instr.opcode, instr.line)
         bits, is_signed = _int_type(kind)
         a, b = (e.val(o, bits) for o in instr.operands[1:])
-        e.assign(instr.operands[0], f"extreme({a}, {b}, {bits}, {is_signed}, {largest})")
+        e.assign(
+            instr.operands[0], f"extreme({a}, {b}, {bits}, {is_signed}, {largest})"
+        )
         return
     # PTX returns the number when one operand is NaN, unless .NaN is given.
     nan = "NaN" in instr.parts
-    function = {(True, False): "np.fmax", (False, False): "np.fmin", (True, True): "np.maximum",
-                (False, True): "np.minimum"}[(largest, nan)]
+    function = {
+        (True, False): "np.fmax",
+        (False, False): "np.fmin",
+        (True, True): "np.maximum",
+        (False, True): "np.minimum",
+    }[(largest, nan)]
     _float_binary(e, instr, function)
 
 
@@ -199,8 +232,14 @@ def _neg_abs(e: BlockEmitter, instr: Instr) -> None:
             text = f"extreme({a}, (0 - {a}) & {_mask(bits)}, {bits}, True, True)"
         e.assign(instr.operands[0], text)
         return
-    sign = {"f32": 0x80000000, "f64": 1 << 63, "f16": 0x8000, "bf16": 0x8000, "f16x2": 0x80008000,
-            "bf16x2": 0x80008000}.get(kind)
+    sign = {
+        "f32": 0x80000000,
+        "f64": 1 << 63,
+        "f16": 0x8000,
+        "bf16": 0x8000,
+        "f16x2": 0x80008000,
+        "bf16x2": 0x80008000,
+    }.get(kind)
     if sign is None:
         raise UnsupportedPtx(instr.opcode, instr.line)
     bits = {"f64": 64, "f16": 16, "bf16": 16}.get(kind, 32)
@@ -249,7 +288,8 @@ def _setp(e: BlockEmitter, instr: Instr) -> None:
     a_op, b_op = instr.operands[1:3]
     if kind in _FLOAT_BITS and kind != "bf16":
         bits = _FLOAT_BITS[kind]
-        text = f"compare_float({compare!r}, {e.val(a_op, bits)}, {e.val(b_op, bits)}, {bits})"
+        a, b = e.val(a_op, bits), e.val(b_op, bits)
+        text = f"compare_float({compare!r}, {a}, {b}, {bits})"
     elif kind[0] in "usb" and kind[1:].isdigit():
         bits, is_signed = _int_type(kind)
         a, b = e.val(a_op, bits), e.val(b_op, bits)
@@ -278,7 +318,8 @@ def _selp(e: BlockEmitter, instr: Instr) -> None:
     p = e.val(instr.operands[3], 1)
     e.assign(
         instr.operands[0],
-        f"{a} if {p} is True else {b} if {p} is False else select({p}, {a}, {b}, {bits})",
+        f"{a} if {p} is True else {b} if {p} is False else select({p}, {a}, {b}, "
+        f"{bits})",
     )
 
 
@@ -322,7 +363,12 @@ def _cvt_scalar(
         e.assign(d, text)
     elif target in is_float and source in is_float and not saturate:
         if mode in ("rni", "rzi", "rmi", "rpi"):
-            function = {"rni": "np.rint", "rzi": "np.trunc", "rmi": "np.floor", "rpi": "np.ceil"}
+            function = {
+                "rni": "np.rint",
+                "rzi": "np.trunc",
+                "rmi": "np.floor",
+                "rpi": "np.ceil",
+            }
             e.assign(d, f"float_op({function[mode]}, {source_bits}, {a})")
         else:
             e.assign(d, f"float_to_float({a}, {source!r}, {target!r}, {mode!r})")
@@ -342,8 +388,13 @@ def _cvta(e: BlockEmitter, instr: Instr) -> None:
 
 
 _UNARY = {
-    "ex2": "np.exp2", "lg2": "np.log2", "rsqrt": "lambda x: np.float32(1) / np.sqrt(x)",
-    "rcp": "lambda x: np.float32(1) / x", "sqrt": "np.sqrt", "tanh": "np.tanh", "sin": "np.sin",
+    "ex2": "np.exp2",
+    "lg2": "np.log2",
+    "rsqrt": "lambda x: np.float32(1) / np.sqrt(x)",
+    "rcp": "lambda x: np.float32(1) / x",
+    "sqrt": "np.sqrt",
+    "tanh": "np.tanh",
+    "sin": "np.sin",
     "cos": "np.cos",
 }
 
@@ -366,10 +417,13 @@ def _bits(e: BlockEmitter, instr: Instr) -> None:
         text = f"{name}({e.val(args[0], bits)}, {bits})"
     elif name == "bfe":
         start, length = (e.val(o, 32) for o in args[1:])
-        text = f"bfe({e.val(args[0], bits)}, {start}, {length}, {bits}, {kind[0] == 's'})"
+        text = (
+            f"bfe({e.val(args[0], bits)}, {start}, {length}, {bits}, {kind[0] == 's'})"
+        )
     elif name == "bfi":
         start, length = (e.val(o, 32) for o in args[2:])
-        text = f"bfi({e.val(args[0], bits)}, {e.val(args[1], bits)}, {start}, {length}, {bits})"
+        a, b = (e.val(o, bits) for o in args[:2])
+        text = f"bfi({a}, {b}, {start}, {length}, {bits})"
     elif name == "prmt" and len(instr.parts) == 2:
         text = f"prmt({', '.join(e.val(o, 32) for o in args)})"
     elif name == "shf":
@@ -389,12 +443,38 @@ def _copysign(e: BlockEmitter, instr: Instr) -> None:
 
 
 _HANDLERS: dict[str, Callable[[BlockEmitter, Instr], None]] = {
-    "mov": _mov, "add": _add_sub, "sub": _add_sub, "mul": _mul, "mad": _mad, "fma": _fma,
-    "div": _div_rem, "rem": _div_rem, "min": _min_max, "max": _min_max, "neg": _neg_abs,
-    "abs": _neg_abs, "and": _logic, "or": _logic, "xor": _logic, "not": _not, "shl": _shift,
-    "shr": _shift, "setp": _setp, "selp": _selp, "cvt": _cvt, "cvta": _cvta, "popc": _bits,
-    "clz": _bits, "brev": _bits, "bfe": _bits, "bfi": _bits, "prmt": _bits, "shf": _bits,
-    "lop3": _bits, "copysign": _copysign, **dict.fromkeys(_UNARY, _unary),
+    "mov": _mov,
+    "add": _add_sub,
+    "sub": _add_sub,
+    "mul": _mul,
+    "mad": _mad,
+    "fma": _fma,
+    "div": _div_rem,
+    "rem": _div_rem,
+    "min": _min_max,
+    "max": _min_max,
+    "neg": _neg_abs,
+    "abs": _neg_abs,
+    "and": _logic,
+    "or": _logic,
+    "xor": _logic,
+    "not": _not,
+    "shl": _shift,
+    "shr": _shift,
+    "setp": _setp,
+    "selp": _selp,
+    "cvt": _cvt,
+    "cvta": _cvta,
+    "popc": _bits,
+    "clz": _bits,
+    "brev": _bits,
+    "bfe": _bits,
+    "bfi": _bits,
+    "prmt": _bits,
+    "shf": _bits,
+    "lop3": _bits,
+    "copysign": _copysign,
+    **dict.fromkeys(_UNARY, _unary),
 }
 
 __all__ = ["emit"]

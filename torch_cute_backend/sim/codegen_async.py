@@ -1,8 +1,7 @@
 """Engine calls for asynchronous instructions: cp.async.bulk, wgmma, tcgen05.
 
-Static facts of an instruction (shapes, element types, modes) become frozen constant objects, so
-that the engine decodes nothing twice.
-"""
+Static facts of an instruction (shapes, element types, modes) become frozen constant
+objects, so that the engine decodes nothing twice."""
 
 from __future__ import annotations
 
@@ -57,7 +56,9 @@ def _cp(e: BlockEmitter, instr: Instr) -> None:
         elif parts[3] == "wait_group":
             count = e.val(instr.operands[0], 32)
             read = "read" in parts
-            e.lines.append(f"if not W.bulk_wait(g, {count}, {read}, {instr.line}): return BLOCKED")
+            e.lines.append(
+                f"if not W.bulk_wait(g, {count}, {read}, {instr.line}): return BLOCKED"
+            )
         elif parts[3] == "tensor":
             _bulk_tensor(e, instr, None)
         elif parts[3] == "prefetch":
@@ -65,7 +66,14 @@ def _cp(e: BlockEmitter, instr: Instr) -> None:
         else:
             _bulk_plain(e, instr, None)
     elif parts[:4] == ["cp", "reduce", "async", "bulk"]:
-        operation = next((p for p in parts if p in ("add", "min", "max", "inc", "dec", "and", "or", "xor")), "")
+        operation = next(
+            (
+                p
+                for p in parts
+                if p in ("add", "min", "max", "inc", "dec", "and", "or", "xor")
+            ),
+            "",
+        )
         if parts[4] != "tensor":
             raise UnsupportedPtx("non-tensor bulk reduction", instr.line)
         _bulk_tensor(e, instr, operation)
@@ -75,9 +83,24 @@ def _cp(e: BlockEmitter, instr: Instr) -> None:
 
 def _bulk_tensor(e: BlockEmitter, instr: Instr, reduction: str | None) -> None:
     parts = instr.parts
-    known = {"cp", "async", "bulk", "tensor", "reduce", "tile", "shared::cta", "shared::cluster", "global",
-             "mbarrier::complete_tx::bytes", "multicast::cluster", "cta_group::1", "cta_group::2",
-             "L2::cache_hint", "bulk_group", reduction}
+    known = {
+        "cp",
+        "async",
+        "bulk",
+        "tensor",
+        "reduce",
+        "tile",
+        "shared::cta",
+        "shared::cluster",
+        "global",
+        "mbarrier::complete_tx::bytes",
+        "multicast::cluster",
+        "cta_group::1",
+        "cta_group::2",
+        "L2::cache_hint",
+        "bulk_group",
+        reduction,
+    }
     extra = [p for p in parts if p not in known and not re.fullmatch(r"[1-5]d", p)]
     if extra:
         raise UnsupportedPtx(f"qualifiers {extra}", instr.line)
@@ -96,7 +119,8 @@ def _bulk_tensor(e: BlockEmitter, instr: Instr, reduction: str | None) -> None:
     pair = "cta_group::2" in parts
     e.lines.append(
         f"W.tma_load(g, {e.address(target, 32)}, {e.address(tensor, 64)}, "
-        f"{_coordinates(e, tensor)}, {e.address(barrier, 32)}, {mask}, {pair}, {instr.line})"
+        f"{_coordinates(e, tensor)}, {e.address(barrier, 32)}, {mask}, {pair}, "
+        f"{instr.line})"
     )
 
 
@@ -111,8 +135,17 @@ def _bulk_plain(e: BlockEmitter, instr: Instr, reduction: str | None) -> None:
     operands = list(instr.operands)
     if "L2::cache_hint" in parts:
         operands.pop()
-    known = {"cp", "async", "bulk", "shared::cta", "shared::cluster", "global",
-             "mbarrier::complete_tx::bytes", "L2::cache_hint", "bulk_group"}
+    known = {
+        "cp",
+        "async",
+        "bulk",
+        "shared::cta",
+        "shared::cluster",
+        "global",
+        "mbarrier::complete_tx::bytes",
+        "L2::cache_hint",
+        "bulk_group",
+    }
     spaces = [p for p in parts if p in ("shared::cta", "shared::cluster", "global")]
     if set(parts) - known or len(spaces) != 2:
         raise UnsupportedPtx("bulk copy form", instr.line)
@@ -151,7 +184,11 @@ def _wgmma(e: BlockEmitter, instr: Instr) -> None:
 def _wgmma_mma(e: BlockEmitter, instr: Instr) -> None:
     parts = instr.parts
     shape = _WGMMA.fullmatch(parts[4])
-    if parts[1:4] != ["mma_async", "sync", "aligned"] or shape is None or len(parts) != 8:
+    if (
+        parts[1:4] != ["mma_async", "sync", "aligned"]
+        or shape is None
+        or len(parts) != 8
+    ):
         raise UnsupportedPtx("wgmma form", instr.line)
     d_type, a_type, b_type = parts[5:8]
     if d_type != "f32" and (d_type, a_type) not in (("s32", "s8"), ("s32", "u8")):
@@ -159,20 +196,38 @@ def _wgmma_mma(e: BlockEmitter, instr: Instr) -> None:
     numbers = e.module.flow.numbers
     d = tuple(numbers[n] for n in registers(instr.operands[0]))
     a_operand = instr.operands[1]
-    a_regs = tuple(numbers[n] for n in registers(a_operand)) if isinstance(a_operand, Vec) else ()
+    a_regs = (
+        tuple(numbers[n] for n in registers(a_operand))
+        if isinstance(a_operand, Vec)
+        else ()
+    )
+    m, n, k = (int(x) for x in shape.groups())
     constant = e.constant(
-        WgmmaShape(*(int(x) for x in shape.groups()), d_type, a_type, b_type, d, a_regs, instr.line)
+        WgmmaShape(
+            m,
+            n,
+            k,
+            d_type,
+            a_type,
+            b_type,
+            d,
+            a_regs,
+            instr.line,
+        )
     )
     a = "None" if a_regs else e.val(a_operand, 64)
     b = e.val(instr.operands[2], 64)
     scale_d = e.val(instr.operands[3], 1)
     flags = [_literal(o, instr) for o in instr.operands[4:]]
-    negate_a, negate_b = (flags[0] == -1, flags[1] == -1) if len(flags) >= 2 else (False, False)
+    negate_a, negate_b = (
+        (flags[0] == -1, flags[1] == -1) if len(flags) >= 2 else (False, False)
+    )
     transposes = flags[2:] if len(flags) > 2 else []
     trans_b = bool(transposes[-1]) if transposes else False
     trans_a = bool(transposes[0]) if len(transposes) == 2 else False
     e.lines.append(
-        f"W.wgmma(g, {constant}, {a}, {b}, {scale_d}, {negate_a}, {negate_b}, {trans_a}, {trans_b})"
+        f"W.wgmma(g, {constant}, {a}, {b}, {scale_d}, {negate_a}, {negate_b}, "
+        f"{trans_a}, {trans_b})"
     )
     e.forget([n for n in e.known if n in e.module.accumulators])
 
@@ -199,14 +254,16 @@ def _tc_alloc(e: BlockEmitter, instr: Instr) -> None:
     address = e.address(_memory(instr.operands[0]), 32)
     columns = e.val(instr.operands[1], 32)
     e.lines.append(
-        f"if not W.tc_alloc(g, {address}, {columns}, {_group(instr)}, {instr.line}): return BLOCKED"
+        f"if not W.tc_alloc(g, {address}, {columns}, {_group(instr)}, "
+        f"{instr.line}): return BLOCKED"
     )
 
 
 def _tc_dealloc(e: BlockEmitter, instr: Instr) -> None:
     base, columns = (e.val(o, 32) for o in instr.operands)
     e.lines.append(
-        f"if not W.tc_dealloc(g, {base}, {columns}, {_group(instr)}, {instr.line}): return BLOCKED"
+        f"if not W.tc_dealloc(g, {base}, {columns}, {_group(instr)}, "
+        f"{instr.line}): return BLOCKED"
     )
 
 
@@ -216,9 +273,20 @@ def _tc_relinquish(e: BlockEmitter, instr: Instr) -> None:
 
 def _tc_mma(e: BlockEmitter, instr: Instr) -> None:
     kinds = [p for p in instr.parts if p.startswith("kind::")]
-    scale = [p for p in instr.parts if p.startswith(("scale_vec::", "block16", "block32"))]
-    known = ("tcgen05", "mma", "cta_group", "kind", "collector", "scale_vec", "block16", "block32",
-             "block_scale")
+    scale = [
+        p for p in instr.parts if p.startswith(("scale_vec::", "block16", "block32"))
+    ]
+    known = (
+        "tcgen05",
+        "mma",
+        "cta_group",
+        "kind",
+        "collector",
+        "scale_vec",
+        "block16",
+        "block32",
+        "block_scale",
+    )
     extra = [p for p in instr.parts if p.split("::")[0] not in known]
     if extra or len(kinds) != 1:
         raise UnsupportedPtx(f"qualifiers {extra}", instr.line)
@@ -229,24 +297,31 @@ def _tc_mma(e: BlockEmitter, instr: Instr) -> None:
     b_text, i_text = e.val(b, 64), e.val(idesc, 32)
     scales = "None"
     if "block_scale" in instr.parts:
-        scales = f"({e.address(_memory(rest[0]), 32)}, {e.address(_memory(rest[1]), 32)})"
+        scales = (
+            f"({e.address(_memory(rest[0]), 32)}, {e.address(_memory(rest[1]), 32)})"
+        )
         rest = rest[2:]
     lanes_off = "None"
     if rest and isinstance(rest[0], Vec):
-        lanes_off = "(" + ", ".join(e.val(o, 32) for o in rest.pop(0).items) + ",)"
+        lanes_off = "(" + ", ".join(e.val(o, 32) for o in rest[0].items) + ",)"
+        rest = rest[1:]
     enable = e.val(rest.pop(0), 1)
     if rest:
         raise UnsupportedPtx("scale-input-d", instr.line)
     vector = scale[0].split("::")[-1] if scale else ""
     e.lines.append(
-        f"W.tc_mma(g, {kinds[0][6:]!r}, {vector!r}, {_group(instr)}, {d_text}, {a_text}, "
-        f"{isinstance(a, Mem)}, {b_text}, {i_text}, {scales}, {lanes_off}, {enable}, {instr.line})"
+        f"W.tc_mma(g, {kinds[0][6:]!r}, {vector!r}, {_group(instr)}, {d_text}, "
+        f"{a_text}, "
+        f"{isinstance(a, Mem)}, {b_text}, {i_text}, {scales}, {lanes_off}, "
+        f"{enable}, {instr.line})"
     )
 
 
 def _tc_commit(e: BlockEmitter, instr: Instr) -> None:
     address = e.address(_memory(instr.operands[0]), 32)
-    mask = e.val(instr.operands[1], 16) if "multicast::cluster" in instr.parts else "None"
+    mask = (
+        e.val(instr.operands[1], 16) if "multicast::cluster" in instr.parts else "None"
+    )
     e.lines.append(f"W.tc_commit(g, {address}, {mask}, {_group(instr)}, {instr.line})")
 
 
@@ -260,19 +335,26 @@ def _tc_ld_st(e: BlockEmitter, instr: Instr) -> None:
         raise UnsupportedPtx("packed or reducing tcgen05.ld/st", instr.line)
     if load:
         memory = _memory(instr.operands[1])
-        targets = instr.operands[0].items if isinstance(instr.operands[0], Vec) else (instr.operands[0],)
+        targets = (
+            instr.operands[0].items
+            if isinstance(instr.operands[0], Vec)
+            else (instr.operands[0],)
+        )
         names = e.module.with_copies(t.name for t in targets if isinstance(t, Reg))
         constant = e.constant(frozenset(e.module.flow.numbers[n] for n in names))
         address = e.address(memory, 32)
         e.assign_many(
-            targets, f"W.tc_ld(g, {shape!r}, {count}, {address}, {constant}, {instr.line})"
+            targets,
+            f"W.tc_ld(g, {shape!r}, {count}, {address}, {constant}, {instr.line})",
         )
     else:
         address = e.address(_memory(instr.operands[0]), 32)
         source = instr.operands[1]
         items = source.items if isinstance(source, Vec) else (source,)
         values = ", ".join(e.val(o, 32) for o in items)
-        e.lines.append(f"W.tc_st(g, {shape!r}, {count}, {address}, ({values},), {instr.line})")
+        e.lines.append(
+            f"W.tc_st(g, {shape!r}, {count}, {address}, ({values},), {instr.line})"
+        )
 
 
 def _tc_wait(e: BlockEmitter, instr: Instr) -> None:
@@ -285,22 +367,35 @@ def _tc_fence(e: BlockEmitter, instr: Instr) -> None:
 
 
 def _tc_cp(e: BlockEmitter, instr: Instr) -> None:
-    address, descriptor = e.address(_memory(instr.operands[0]), 32), e.val(instr.operands[1], 64)
+    address, descriptor = (
+        e.address(_memory(instr.operands[0]), 32),
+        e.val(instr.operands[1], 64),
+    )
     shape = instr.parts[3]
     multicast = next((p for p in instr.parts if p.startswith("warpx")), "")
     known = {"tcgen05", "cp", "cta_group::1", "cta_group::2", shape, multicast}
     if set(instr.parts) - known:
         raise UnsupportedPtx("tcgen05.cp form", instr.line)
     e.lines.append(
-        f"W.tc_cp(g, {shape!r}, {multicast!r}, {_group(instr)}, {address}, {descriptor}, {instr.line})"
+        f"W.tc_cp(g, {shape!r}, {multicast!r}, {_group(instr)}, {address}, "
+        f"{descriptor}, {instr.line})"
     )
 
 
 _TCGEN05: dict[str, Callable[[BlockEmitter, Instr], None]] = {
-    "alloc": _tc_alloc, "dealloc": _tc_dealloc, "relinquish_alloc_permit": _tc_relinquish,
-    "mma": _tc_mma, "commit": _tc_commit, "ld": _tc_ld_st, "st": _tc_ld_st, "wait": _tc_wait,
-    "fence": _tc_fence, "cp": _tc_cp,
+    "alloc": _tc_alloc,
+    "dealloc": _tc_dealloc,
+    "relinquish_alloc_permit": _tc_relinquish,
+    "mma": _tc_mma,
+    "commit": _tc_commit,
+    "ld": _tc_ld_st,
+    "st": _tc_ld_st,
+    "wait": _tc_wait,
+    "fence": _tc_fence,
+    "cp": _tc_cp,
 }
 _HANDLERS: dict[str, Callable[[BlockEmitter, Instr], None]] = {
-    "cp": _cp, "wgmma": _wgmma, "tcgen05": _tcgen05,
+    "cp": _cp,
+    "wgmma": _wgmma,
+    "tcgen05": _tcgen05,
 }

@@ -1,9 +1,9 @@
-"""Engine calls for PTX instructions with side effects: memory, barriers, warp-wide operations.
+"""Engine calls for PTX instructions with side effects: memory, barriers, warp-wide
+operations.
 
-``emit(e, instr)`` translates one instruction into calls of the warp object ``W``; asynchronous tensor
-instructions are in ``codegen_async``. Every qualifier is checked against a list, so an
-unmodelled one is refused with its PTX line.
-"""
+``emit(e, instr)`` translates one instruction into calls of the warp object ``W``;
+asynchronous tensor instructions are in ``codegen_async``. Every qualifier is checked
+against a list, so an unmodelled one is refused with its PTX line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,15 @@ from .report import UnsupportedPtx
 if TYPE_CHECKING:
     from .codegen import BlockEmitter
 
-_SPACES = ("param", "shared", "shared::cta", "shared::cluster", "global", "const", "local")
+_SPACES = (
+    "param",
+    "shared",
+    "shared::cta",
+    "shared::cluster",
+    "global",
+    "const",
+    "local",
+)
 _ORDER = ("weak", "relaxed", "acquire", "release", "volatile", "acq_rel", "mmio")
 _SCOPES = ("cta", "cluster", "gpu", "sys")
 _HINTS = ("nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt")
@@ -43,7 +51,11 @@ def _qualifiers(instr: Instr, first: int) -> tuple[str, str, int, str]:
             order = part
         elif part in ("v2", "v4", "v8"):
             count = int(part[1:])
-        elif part not in _SCOPES and part not in _HINTS and not part.startswith(("L1::", "L2::")):
+        elif (
+            part not in _SCOPES
+            and part not in _HINTS
+            and not part.startswith(("L1::", "L2::"))
+        ):
             raise UnsupportedPtx(f"qualifier .{part}", instr.line)
     return space, order, count, instr.parts[-1]
 
@@ -64,15 +76,22 @@ def _load(e: BlockEmitter, instr: Instr) -> None:
     targets = _items(instr.operands[0])
     size = int(kind[1:]) // 8
     address = e.address(memory, 32 if space.startswith("shared") else 64)
-    method = {"param": "load_param", "const": "load_global", "generic": "load_generic",
-              "global": "load_global", "local": "load_local"}.get(space, "load_shared")
+    method = {
+        "param": "load_param",
+        "const": "load_global",
+        "generic": "load_generic",
+        "global": "load_global",
+        "local": "load_local",
+    }.get(space, "load_shared")
     call = f"W.{method}(g, {address}, {size}, {count}, {instr.line}, {order!r})"
     e.assign_many(targets, call)
     if kind[0] == "s" and size < 8:
         for target in targets:
             width = e.register_bits(target)
             if width > size * 8:
-                e.assign(target, f"resize({e.val(target, width)}, {size * 8}, True, {width})")
+                e.assign(
+                    target, f"resize({e.val(target, width)}, {size * 8}, True, {width})"
+                )
 
 
 def _store(e: BlockEmitter, instr: Instr) -> None:
@@ -84,16 +103,22 @@ def _store(e: BlockEmitter, instr: Instr) -> None:
     if len(sources) != count:
         raise UnsupportedPtx("vector length", instr.line)
     values = ", ".join(e.val(o, size * 8) for o in sources)
-    method = {"generic": "store_generic", "global": "store_global", "local": "store_local"}.get(
-        space, "store_shared"
+    method = {
+        "generic": "store_generic",
+        "global": "store_global",
+        "local": "store_local",
+    }.get(space, "store_shared")
+    e.lines.append(
+        f"W.{method}(g, {address}, {size}, ({values},), {instr.line}, {order!r})"
     )
-    e.lines.append(f"W.{method}(g, {address}, {size}, ({values},), {instr.line}, {order!r})")
 
 
 def _prefetch(e: BlockEmitter, instr: Instr) -> None:
     if instr.parts[1] == "tensormap" or instr.parts[-1] == "tensormap":
         memory = _memory(instr.operands[0])
-        e.lines.append(f"W.prefetch_tensormap(g, {e.address(memory, 64)}, {instr.line})")
+        e.lines.append(
+            f"W.prefetch_tensormap(g, {e.address(memory, 64)}, {instr.line})"
+        )
 
 
 def _atomic(e: BlockEmitter, instr: Instr) -> None:
@@ -107,7 +132,11 @@ def _atomic(e: BlockEmitter, instr: Instr) -> None:
             order = part
         elif part in ("v2", "v4", "v8"):
             vector = int(part[1:])
-        elif part not in _SCOPES and not part.startswith("L2::") and part not in ("noftz", "async"):
+        elif (
+            part not in _SCOPES
+            and not part.startswith("L2::")
+            and part not in ("noftz", "async")
+        ):
             rest.append(part)
     if len(rest) != 1 or "async" in instr.parts:
         raise UnsupportedPtx(f"operation {rest}", instr.line)
@@ -116,10 +145,12 @@ def _atomic(e: BlockEmitter, instr: Instr) -> None:
     operands = instr.operands[1:] if returns else instr.operands
     address = e.address(_memory(operands[0]), 32 if space.startswith("shared") else 64)
     values = "".join(
-        "(" + ", ".join(e.val(o, bits) for o in _items(operand)) + ",), " for operand in operands[1:]
+        "(" + ", ".join(e.val(o, bits) for o in _items(operand)) + ",), "
+        for operand in operands[1:]
     )
     call = (
-        f"W.atomic(g, {space!r}, {operation!r}, {kind!r}, {bits}, {order!r}, {address}, "
+        f"W.atomic(g, {space!r}, {operation!r}, {kind!r}, {bits}, {order!r}, "
+        f"{address}, "
         f"({values}), {instr.line})"
     )
     if not returns:
@@ -147,7 +178,9 @@ def _bar(e: BlockEmitter, instr: Instr) -> None:
     if kind == "arrive":
         e.lines.append(f"W.bar_arrive(g, {number}, {count}, {instr.line})")
     else:
-        e.lines.append(f"if not W.bar_sync(g, {number}, {count}, {instr.line}): return BLOCKED")
+        e.lines.append(
+            f"if not W.bar_sync(g, {number}, {count}, {instr.line}): return BLOCKED"
+        )
 
 
 def _cluster_barrier(e: BlockEmitter, instr: Instr, parts: list[str]) -> None:
@@ -165,15 +198,30 @@ def _mbarrier(e: BlockEmitter, instr: Instr) -> None:
     if kind in ("try_wait", "test_wait"):
         _mbarrier_wait(e, instr, kind)
         return
-    allowed = {"init", "inval", "arrive", "expect_tx", "complete_tx", "release", "relaxed", "cta",
-               "cluster", "shared", "shared::cta", "shared::cluster", "b64"}
+    allowed = {
+        "init",
+        "inval",
+        "arrive",
+        "expect_tx",
+        "complete_tx",
+        "release",
+        "relaxed",
+        "cta",
+        "cluster",
+        "shared",
+        "shared::cta",
+        "shared::cluster",
+        "b64",
+    }
     extra = set(instr.parts[1:]) - allowed
     operands = instr.operands
     if extra or kind == "complete_tx":
         raise UnsupportedPtx(f"qualifiers {sorted(extra)}", instr.line)
     if kind == "arrive" and not isinstance(operands[0], Mem):
         if isinstance(operands[0], Reg):
-            e.assign(operands[0], "0")  # the phase token; reading it by test_wait is refused
+            e.assign(
+                operands[0], "0"
+            )  # the phase token; reading it by test_wait is refused
         operands = operands[1:]
     address = e.address(_memory(operands[0]), 32)
     value = e.val(operands[1], 32) if len(operands) > 1 else "1"
@@ -190,7 +238,17 @@ def _mbarrier(e: BlockEmitter, instr: Instr) -> None:
 
 
 def _mbarrier_wait(e: BlockEmitter, instr: Instr, kind: str) -> None:
-    allowed = {kind, "parity", "acquire", "relaxed", "cta", "cluster", "shared", "shared::cta", "b64"}
+    allowed = {
+        kind,
+        "parity",
+        "acquire",
+        "relaxed",
+        "cta",
+        "cluster",
+        "shared",
+        "shared::cta",
+        "b64",
+    }
     extra = set(instr.parts[1:]) - allowed
     if extra or "parity" not in instr.parts:
         raise UnsupportedPtx("only parity waits are modelled", instr.line)
@@ -198,7 +256,8 @@ def _mbarrier_wait(e: BlockEmitter, instr: Instr, kind: str) -> None:
     parity = e.val(instr.operands[2], 32)
     pc = e.block.index
     e.lines += [
-        f"t = W.mbar_try(g, {address}, {parity}, {pc}, {instr.line}, {kind == 'try_wait'})",
+        f"t = W.mbar_try(g, {address}, {parity}, {pc}, {instr.line}, "
+        f"{kind == 'try_wait'})",
         "if t is None: return BLOCKED",
     ]
     e.assign(instr.operands[0], "t")
@@ -252,7 +311,8 @@ def _redux(e: BlockEmitter, instr: Instr) -> None:
     operation, kind = instr.parts[2], instr.parts[-1]
     value, mask = e.val(instr.operands[1], 32), e.val(instr.operands[2], 32)
     e.assign(
-        instr.operands[0], f"W.redux(g, {operation!r}, {kind!r}, {value}, {mask}, {instr.line})"
+        instr.operands[0],
+        f"W.redux(g, {operation!r}, {kind!r}, {value}, {mask}, {instr.line})",
     )
 
 
@@ -265,7 +325,9 @@ def _matrix(e: BlockEmitter, instr: Instr) -> None:
     if parts[0] == "stmatrix":
         address = e.address(_memory(instr.operands[0]), 32)
         values = ", ".join(e.val(o, 32) for o in _items(instr.operands[1]))
-        e.lines.append(f"W.stmatrix(g, {address}, ({values},), {transposed}, {instr.line})")
+        e.lines.append(
+            f"W.stmatrix(g, {address}, ({values},), {transposed}, {instr.line})"
+        )
     else:
         address = e.address(_memory(instr.operands[1]), 32)
         e.assign_many(
@@ -285,7 +347,10 @@ def _getctarank(e: BlockEmitter, instr: Instr) -> None:
 
 
 def _setmaxnreg(e: BlockEmitter, instr: Instr) -> None:
-    e.lines.append(f"W.setmaxnreg(g, {instr.parts[1]!r}, {e.val(instr.operands[0], 32)}, {instr.line})")
+    e.lines.append(
+        f"W.setmaxnreg(g, {instr.parts[1]!r}, {e.val(instr.operands[0], 32)}, "
+        f"{instr.line})"
+    )
 
 
 def _griddep(e: BlockEmitter, instr: Instr) -> None:
@@ -305,12 +370,32 @@ def _nothing(e: BlockEmitter, instr: Instr) -> None:
 
 
 _HANDLERS: dict[str, Callable[[BlockEmitter, Instr], None]] = {
-    "ld": _load, "ldu": _load, "st": _store, "prefetch": _prefetch, "prefetchu": _nothing,
-    "atom": _atomic, "red": _atomic, "bar": _bar, "barrier": _bar, "mbarrier": _mbarrier,
-    "fence": _fence, "membar": _fence, "elect": _elect, "shfl": _shfl, "vote": _vote,
-    "redux": _redux, "stmatrix": _matrix, "ldmatrix": _matrix, "mapa": _mapa,
-    "getctarank": _getctarank, "setmaxnreg": _setmaxnreg, "griddepcontrol": _griddep,
-    "activemask": _activemask, "createpolicy": _createpolicy, "nanosleep": _nothing,
-    "discard": _nothing, "applypriority": _nothing,
+    "ld": _load,
+    "ldu": _load,
+    "st": _store,
+    "prefetch": _prefetch,
+    "prefetchu": _nothing,
+    "atom": _atomic,
+    "red": _atomic,
+    "bar": _bar,
+    "barrier": _bar,
+    "mbarrier": _mbarrier,
+    "fence": _fence,
+    "membar": _fence,
+    "elect": _elect,
+    "shfl": _shfl,
+    "vote": _vote,
+    "redux": _redux,
+    "stmatrix": _matrix,
+    "ldmatrix": _matrix,
+    "mapa": _mapa,
+    "getctarank": _getctarank,
+    "setmaxnreg": _setmaxnreg,
+    "griddepcontrol": _griddep,
+    "activemask": _activemask,
+    "createpolicy": _createpolicy,
+    "nanosleep": _nothing,
+    "discard": _nothing,
+    "applypriority": _nothing,
 }
 __all__ = ["emit"]

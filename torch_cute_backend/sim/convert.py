@@ -1,9 +1,8 @@
 """Number formats: narrow-float codecs and conversions.
 
-Decoding tables (bits to f32) for e4m3, e5m2, e2m1, e2m3, e3m2, ue8m0, and round-to-nearest-even,
-saturating encoders, used by MMA operand decoding and by ``cvt``. All results are exact
-numpy f32 or unsigned bits.
-"""
+Decoding tables (bits to f32) for e4m3, e5m2, e2m1, e2m3, e3m2, ue8m0, and
+round-to-nearest-even, saturating encoders, used by MMA operand decoding and by ``cvt``.
+All results are exact numpy f32 or unsigned bits."""
 
 from __future__ import annotations
 
@@ -41,14 +40,18 @@ def decode_table(name: str) -> np.ndarray:
     if name == "e5m2":
         value[(exp == 31) & (man == 0)] *= np.inf
         value[(exp == 31) & (man != 0)] = np.nan
-    return value.astype(np.float32)
+    result: np.ndarray = value.astype(np.float32)
+    return result
 
 
 _LARGEST = {"e4m3": 448.0, "e5m2": 57344.0, "e2m1": 6.0, "e2m3": 7.5, "e3m2": 28.0}
 
 
 def encode_narrow(value: np.ndarray, name: str) -> np.ndarray:
-    """f32 to the nearest code of a narrow format, ties to even, saturating to finite."""
+    """f32 to the nearest code of a narrow format, ties to even.
+
+    Saturating to finite.
+    """
     table = decode_table(name)
     half = len(table) // 2
     magnitudes = table[:half].astype(np.float64)
@@ -64,7 +67,8 @@ def encode_narrow(value: np.ndarray, name: str) -> np.ndarray:
     code = np.where(np.signbit(value), code + half, code).astype(np.uint8)
     if name in ("e4m3", "e5m2"):
         code = np.where(np.isnan(value), np.uint8(0x7F), code)
-    return code
+    result: np.ndarray = code
+    return result
 
 
 def bf16_bits(bits: np.ndarray, mode: str = "rn") -> np.ndarray:
@@ -78,7 +82,8 @@ def bf16_bits(bits: np.ndarray, mode: str = "rn") -> np.ndarray:
     nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
     if nan.any():
         rounded = np.where(nan, np.uint32(0x7FFF), rounded)
-    return rounded
+    result: np.ndarray = rounded
+    return result
 
 
 def f16_bits(bits: np.ndarray) -> np.ndarray:

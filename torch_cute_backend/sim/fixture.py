@@ -1,8 +1,8 @@
 """pytest fixture: ``simulate`` any CuTe DSL kernel in a test, without a GPU.
 
-In a ``conftest.py``: ``from torch_cute_backend.sim.fixture import cute_simulator``. The fixture
-must be set up before the process imports cutlass for a real GPU; it fails with a clear
-error otherwise.
+In a ``conftest.py``: ``from torch_cute_backend.sim.fixture import cute_simulator``. The
+fixture must be set up before the process imports cutlass for a real GPU; it fails with
+a clear error otherwise.
 
     def test_mine(cute_simulator):
         compiled = cute.compile(my_kernel, a, b, options="--gpu-arch sm_90a --keep-ptx")

@@ -26,7 +26,9 @@ def pack32(low: Value, high: Value) -> Value:
     """Two 16-bit values to 32 bits."""
     if low.__class__ is int and high.__class__ is int:
         return low | high << 16
-    return full(low, 16).astype(np.uint32) | full(high, 16).astype(np.uint32) << np.uint32(16)
+    return full(low, 16).astype(np.uint32) | full(high, 16).astype(
+        np.uint32
+    ) << np.uint32(16)
 
 
 def pack16(low: Value, high: Value) -> Value:
@@ -74,7 +76,8 @@ def pairwise(function: Callable[..., Value], *args: Value) -> tuple[Value, Value
 
 def _wide(bits: np.ndarray, name: str) -> np.ndarray:
     if name == "bf16":
-        return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        result: np.ndarray = (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        return result
     return bits.astype(np.uint16).view(np.float16).astype(np.float32)
 
 
@@ -98,6 +101,15 @@ def half_op(function: Callable[..., Any], kind: str, *args: Value) -> Value:
 
 
 __all__ = [
-    "half_op", "inv", "norm64", "pack16", "pack32", "pack32x4", "pairwise", "split16", "split32",
-    "split32x4", "split64x4",
+    "half_op",
+    "inv",
+    "norm64",
+    "pack16",
+    "pack32",
+    "pack32x4",
+    "pairwise",
+    "split16",
+    "split32",
+    "split32x4",
+    "split64x4",
 ]

@@ -1,11 +1,11 @@
 """Register values and their arithmetic.
 
-A register holds one of: a Python int or bool (the same for all lanes), a 32-lane numpy array
-(``uint16/32/64`` bits, or ``bool`` for predicates), or, for 64-bit registers only, a pair
-``(low, high)`` of 32-bit values that ``mov.b64`` packed. Integers are canonical, i.e.
-unsigned and reduced to the register width. Generated code does cheap operations inline and calls this
-module for the rest. Floats are kept as bits; ``f32`` and friends view them.
-"""
+A register holds one of: a Python int or bool (the same for all lanes), a 32-lane numpy
+array (``uint16/32/64`` bits, or ``bool`` for predicates), or, for 64-bit registers
+only, a pair ``(low, high)`` of 32-bit values that ``mov.b64`` packed. Integers are
+canonical, i.e. unsigned and reduced to the register width. Generated code does cheap
+operations inline and calls this module for the rest. Floats are kept as bits; ``f32``
+and friends view them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ UINT = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 SINT = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
 FLOAT = {16: np.float16, 32: np.float32, 64: np.float64}
 LANE = np.arange(32, dtype=np.uint32)
-ONE_HOT = tuple(LANE == i for i in range(32))
-ALL_BUT = tuple(LANE != i for i in range(32))
+ONE_HOT = tuple(i == LANE for i in range(32))
+ALL_BUT = tuple(i != LANE for i in range(32))
 # elect.sync makes these very masks, so their complements are looked up, not computed.
-COMPLEMENT = {id(a): b for a, b in zip(ONE_HOT + ALL_BUT, ALL_BUT + ONE_HOT, strict=True)}
+COMPLEMENT = {
+    id(a): b for a, b in zip(ONE_HOT + ALL_BUT, ALL_BUT + ONE_HOT, strict=True)
+}
 
 
 def norm64(value: Value) -> Value:
@@ -139,7 +141,10 @@ def mul_wide(a: Value, b: Value, bits: int, is_signed: bool) -> Value:
 
 
 def divide(a: Value, b: Value, bits: int, is_signed: bool, remainder: bool) -> Value:
-    """Integer division toward zero. Division by zero gives all ones (as hardware does)."""
+    """Integer division toward zero.
+
+    Division by zero gives all ones (as hardware does).
+    """
     ones = (1 << bits) - 1
     if a.__class__ is int and b.__class__ is int:
         left, right = (signed(a, bits), signed(b, bits)) if is_signed else (a, b)
@@ -213,7 +218,9 @@ def float_op(function: Callable[..., Any], bits: int, *args: Value) -> Value:
 
 
 def fma32(a: Value, b: Value, c: Value) -> Value:
-    """f32 fused multiply-add: the product is exact in f64, so one rounding is nearly always right."""
+    """f32 fused multiply-add: the product is exact in f64, so one rounding is nearly
+    always right.
+    """
     with np.errstate(all="ignore"):
         x, y, z = (as_float(v, 32).astype(np.float64) for v in (a, b, c))
         return from_float((x * y + z).astype(np.float32), 32)
@@ -265,7 +272,10 @@ def clz(value: Value, bits: int) -> Value:
 
 def brev(value: Value, bits: int) -> Value:
     """Bit reverse."""
-    flip = lambda v: int(f"{v:0{bits}b}"[::-1], 2)  # noqa: E731
+
+    def flip(lane: int) -> int:
+        return int(f"{lane:0{bits}b}"[::-1], 2)
+
     if value.__class__ is int:
         return flip(value)
     return np.array([flip(int(v)) for v in value], UINT[bits])
@@ -275,14 +285,14 @@ def prmt(a: Value, b: Value, selector: Value) -> Value:
     """Byte permute, default mode."""
     if a.__class__ is int and b.__class__ is int and selector.__class__ is int:
         source = a | b << 32
-        out = 0
+        permuted = 0
         for i in range(4):
             nibble = selector >> 4 * i & 15
             byte = source >> 8 * (nibble & 7) & 255
             if nibble & 8:
                 byte = 255 if byte & 128 else 0
-            out |= byte << 8 * i
-        return out
+            permuted |= byte << 8 * i
+        return permuted
     source = full(a, 32).astype(np.uint64) | full(b, 32).astype(np.uint64) << np.uint64(
         32
     )

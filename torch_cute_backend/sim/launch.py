@@ -1,15 +1,14 @@
 """Launch capture: run a compiled CuTe DSL host function against a stub runtime.
 
 The compiled host code computes grid, parameters and TMA descriptors itself. With
-``CUTE_DSL_LIBS`` naming our stub (built with the system C compiler) it runs without driver and
-GPU, and ``_cudaLaunchKernelEx`` lands in a callback that records the launch.
+``CUTE_DSL_LIBS`` naming our stub (built with the system C compiler) it runs without
+driver and GPU, and ``_cudaLaunchKernelEx`` lands in a callback that records the launch.
 
 In: any ``cute.compile`` result (compiled with ``--keep-ptx``) and its arguments.
 Out: ``Launch`` records, the PTX text, and the tensor regions named by the arguments.
 
-``prepare()`` must run before ``cutlass`` is imported, because the DSL reads the variable
-then; a process that simulates can therefore not launch on a real GPU.
-"""
+``prepare()`` must run before ``cutlass`` is imported, because the DSL reads the
+variable then; a process that simulates can therefore not launch on a real GPU."""
 
 from __future__ import annotations
 
@@ -44,7 +43,9 @@ void sim_set_device(int sms, int cc) { sm_count = sms; capability = cc; }
 int _cudaLaunchKernelEx(const config *c, void *kernel, void **args) {
   return on_launch ? on_launch(c, (const char *)kernel, args) : 98;
 }
-int _cudaLibraryLoadData(void **lib, const void *image) { *lib = (void *)image; return 0; }
+int _cudaLibraryLoadData(void **lib, const void *image) {
+  *lib = (void *)image; return 0;
+}
 int _cudaLibraryGetKernel(void **kernel, void *lib, const char *name) {
   *kernel = strdup(name); return 0;
 }
@@ -130,8 +131,10 @@ def prepare(folder: str | os.PathLike[str] | None = None) -> Path:
         return _stub_path
     if "cutlass" in sys.modules:
         raise SimError(
-            "cutlass was imported before the simulator: its runtime is chosen at import. "
-            "Call torch_cute_backend.sim.launch.prepare() first, or simulate in a child "
+            "cutlass was imported before the simulator: its runtime is chosen at "
+            "import. "
+            "Call torch_cute_backend.sim.launch.prepare() first, or simulate in a "
+            "child "
             "process (torch_cute_backend.sim.child)"
         )
     _stub_path = build_stub(folder or tempfile.mkdtemp(prefix="cute_sim_"))
@@ -140,7 +143,10 @@ def prepare(folder: str | os.PathLike[str] | None = None) -> Path:
 
 
 def ptx_of(compiled: Any) -> str:
-    """PTX text of a compiled function; it must have been compiled with ``--keep-ptx``."""
+    """PTX text of a compiled function.
+
+    It must have been compiled with ``--keep-ptx``.
+    """
     text = getattr(compiled, "__ptx__", None)
     if not isinstance(text, str) or ".entry" not in text:
         raise SimError(
@@ -193,7 +199,8 @@ def _bind_executor(compiled: Any) -> None:
         return
     if not hasattr(compiled, "_get_cuda_init_and_load"):
         raise SimError(
-            f"cannot simulate a {type(compiled).__name__}: pass the result of cute.compile, "
+            f"cannot simulate a {type(compiled).__name__}: pass the result of "
+            f"cute.compile, "
             "compiled without --enable-tvm-ffi"
         )
     if compiled.engine is None:
@@ -215,7 +222,9 @@ def _bind_executor(compiled: Any) -> None:
 
 
 def _make_engine(compiled: Any) -> None:
-    """JIT the host code of a cross-compiled function (the DSL skips that without a matching GPU)."""
+    """JIT the host code of a cross-compiled function (the DSL skips that without a
+    matching GPU).
+    """
     from cutlass.cutlass_dsl import CuTeDSL
 
     if compiled.ir_module is None:

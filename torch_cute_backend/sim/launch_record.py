@@ -32,9 +32,8 @@ class Launch:
 class TensorRegion:
     """A tensor that the kernel may touch, by real address.
 
-    ``shape`` counts elements and ``strides`` counts bytes, so that padding between rows can be told from
-    elements. ``output`` asks for the written-exactly-once check.
-    """
+    ``shape`` counts elements and ``strides`` counts bytes, so that padding between rows
+    can be told from elements. ``output`` asks for the written-exactly-once check."""
 
     name: str
     address: int

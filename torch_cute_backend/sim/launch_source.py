@@ -1,9 +1,9 @@
-"""Simulate one of our own kernels: ``KernelSource`` and torch CPU tensors in, report out.
+"""Simulate one of our own kernels: ``KernelSource`` and torch CPU tensors in, report
+out.
 
-Compiles with ``runtime.compile.compile_for_simulation`` (cached by digest), hands the torch
-tensors over as the DSL's own, and calls ``simulate``. ``launch.prepare()`` must have run
-before anything imports cutlass.
-"""
+Compiles with ``runtime.compile.compile_for_simulation`` (cached by digest), hands the
+torch tensors over as the DSL's own, and calls ``simulate``. ``launch.prepare()`` must
+have run before anything imports cutlass."""
 
 from __future__ import annotations
 
@@ -33,9 +33,8 @@ def _compiled(source: KernelSource) -> Any:
 class PackedTensor:
     """A tensor argument in the layout that the compiled host code reads.
 
-    ``{pointer, run-time sizes (int32), run-time strides (int64)}``; literal sizes and the unit
-    stride are compiled in, so they are left out.
-    """
+    ``{pointer, run-time sizes (int32), run-time strides (int64)}``; literal sizes and
+    the unit stride are compiled in, so they are left out."""
 
     def __init__(self, tensor: torch.Tensor, arg: TensorArg) -> None:
         self.tensor = tensor
@@ -59,19 +58,29 @@ def check_tensor(tensor: torch.Tensor, arg: TensorArg) -> None:
     if str(tensor.dtype).removeprefix("torch.") != arg.dtype.name:
         raise SimError(f"{arg.name}: expected {arg.dtype.name}, got {tensor.dtype}")
     if tensor.device.type != "cpu":
-        raise SimError(f"{arg.name}: the simulator needs CPU tensors, got {tensor.device}")
+        raise SimError(
+            f"{arg.name}: the simulator needs CPU tensors, got {tensor.device}"
+        )
     if tensor.dim() != len(arg.shape):
-        raise SimError(f"{arg.name}: expected {len(arg.shape)} dimensions, got {tensor.dim()}")
+        raise SimError(
+            f"{arg.name}: expected {len(arg.shape)} dimensions, got {tensor.dim()}"
+        )
     if tensor.numel() == 0:
         raise SimError(f"{arg.name}: empty tensor")
     if tensor.data_ptr() % arg.align_bytes:
         raise SimError(f"{arg.name}: not aligned to {arg.align_bytes} bytes")
-    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+    for dim, (size, stride) in enumerate(
+        zip(tensor.shape, tensor.stride(), strict=True)
+    ):
         if dim == arg.contiguous:
             if stride != 1 and size != 1:
-                raise SimError(f"{arg.name}: dimension {dim} must have stride 1, not {stride}")
+                raise SimError(
+                    f"{arg.name}: dimension {dim} must have stride 1, not {stride}"
+                )
         elif stride % arg.divisibility:
-            raise SimError(f"{arg.name}: stride {stride} is not a multiple of {arg.divisibility}")
+            raise SimError(
+                f"{arg.name}: stride {stride} is not a multiple of {arg.divisibility}"
+            )
 
 
 def check_sizes(tensors: Sequence[torch.Tensor], args: Sequence[TensorArg]) -> None:
@@ -82,7 +91,9 @@ def check_sizes(tensors: Sequence[torch.Tensor], args: Sequence[TensorArg]) -> N
             first, known = sizes.setdefault(symbol, (arg.name, int(size)))
             wanted = int(symbol) if symbol.isdigit() else known
             if size != wanted:
-                raise SimError(f"{arg.name}: size {symbol} is {size}, but {wanted} in {first}")
+                raise SimError(
+                    f"{arg.name}: size {symbol} is {size}, but {wanted} in {first}"
+                )
 
 
 def simulate_source(
@@ -98,11 +109,12 @@ def simulate_source(
 ) -> SimReport:
     """Run a generated kernel on CPU tensors, given in the order of ``source.args``.
 
-    ``num_ctas`` bounds the persistent grid; small values make the pipelines wrap. Outputs
-    are the parameters marked as such.
-    """
+    ``num_ctas`` bounds the persistent grid; small values make the pipelines wrap.
+    Outputs are the parameters marked as such."""
     if len(tensors) != len(source.args):
-        raise SimError(f"{source.name}: expected {len(source.args)} tensors, got {len(tensors)}")
+        raise SimError(
+            f"{source.name}: expected {len(source.args)} tensors, got {len(tensors)}"
+        )
     for tensor, arg in zip(tensors, source.args, strict=True):
         check_tensor(tensor, arg)
     check_sizes(tensors, source.args)
@@ -112,6 +124,15 @@ def simulate_source(
     args = [PackedTensor(t, a) for t, a in zip(tensors, source.args, strict=True)]
     outputs = [t for t, a in zip(tensors, source.args, strict=True) if a.output]
     return simulate(
-        compiled, [*args, num_ctas, cuda.CUstream(0)], source.arch, mode=mode, sms=num_ctas,
-        checks=checks, trace=trace, outputs=outputs, tensors=tensors, roles=roles, faults=faults,
+        compiled,
+        [*args, num_ctas, cuda.CUstream(0)],
+        source.arch,
+        mode=mode,
+        sms=num_ctas,
+        checks=checks,
+        trace=trace,
+        outputs=outputs,
+        tensors=tensors,
+        roles=roles,
+        faults=faults,
     )

@@ -1,10 +1,10 @@
 """The simulated hardware state: lane groups, warps, CTAs, clusters.
 
-Owns identity and storage (register files, shared memory, tensor memory, barriers, clocks) and lane
-divergence. What instructions do to this state lives in the ``ops_*`` modules, whose classes
-``Warp`` (in ``warp``) combines. A divergent warp consists of several ``Group`` objects, each with its own
-register file; the group with the lowest block index runs, and groups merge when they meet.
-"""
+Owns identity and storage (register files, shared memory, tensor memory, barriers,
+clocks) and lane divergence. What instructions do to this state lives in the ``ops_*``
+modules, whose classes ``Warp`` (in ``warp``) combines. A divergent warp consists of
+several ``Group`` objects, each with its own register file; the group with the lowest
+block index runs, and groups merge when they meet."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LaneMask:
 
     __slots__ = ("bits", "first", "lanes", "n")
 
-    def __init__(self, lanes: np.ndarray) -> None:
+    def __init__(self, lanes: Any) -> None:
         index = np.flatnonzero(lanes)
         self.lanes = lanes
         self.n = len(index)
@@ -49,7 +49,9 @@ class Group:
 
     __slots__ = ("R", "bits", "first", "mask", "n", "pc", "w", "written")
 
-    def __init__(self, warp: Warp, registers: list[Any], mask: LaneMask, pc: int) -> None:
+    def __init__(
+        self, warp: Warp, registers: list[Any], mask: LaneMask, pc: int
+    ) -> None:
         self.w = warp
         self.R = registers
         self.pc = pc
@@ -170,7 +172,9 @@ class WarpState:
 class Cta:
     """One thread block: shared memory, barriers, tensor memory and its warps."""
 
-    def __init__(self, cluster: Cluster, rank: int, position: tuple[int, int, int]) -> None:
+    def __init__(
+        self, cluster: Cluster, rank: int, position: tuple[int, int, int]
+    ) -> None:
         launch, program, engine = cluster.launch, cluster.program, cluster.engine
         self.cluster = cluster
         self.rank = rank
@@ -182,12 +186,24 @@ class Cta:
         storage = np.zeros(granules * 16 + 1024, np.uint8)
         skip = -storage.ctypes.data % 1024
         self.smem = storage[skip : skip + granules * 16]
-        self.views = {1: self.smem, 2: self.smem.view(np.uint16), 4: self.smem.view(np.uint32),
-                      8: self.smem.view(np.uint64), 16: self.smem.view(np.complex128)}
+        self.views: dict[int, np.ndarray] = {
+            1: self.smem,
+            2: self.smem.view(np.uint16),
+            4: self.smem.view(np.uint32),
+            8: self.smem.view(np.uint64),
+            16: self.smem.view(np.complex128),
+        }
         clocks = cluster.clocks
-        self.shadow = NoShadow() if not engine.checks else Shadow(
-            f"CTA {self.label} shared memory", granules, clocks, engine.report,
-            lambda g: f"byte {g * 16:#x}",
+        self.shadow = (
+            NoShadow()
+            if not engine.checks
+            else Shadow(
+                f"CTA {self.label} shared memory",
+                granules,
+                clocks,
+                engine.report,
+                lambda g: f"byte {g * 16:#x}",
+            )
         )
         self.mbarriers: dict[int, MBarrier] = {}
         self.named: dict[int, NamedBarrier] = {}
@@ -219,7 +235,9 @@ class Cta:
         self.core_agent = clocks.add(f"CTA {self.label} tensor core")
         if self.cluster.engine.checks:
             self.tmem_shadow = Shadow(
-                f"CTA {self.label} tensor memory", 8 * TMEM_COLUMNS, clocks,
+                f"CTA {self.label} tensor memory",
+                8 * TMEM_COLUMNS,
+                clocks,
                 self.cluster.engine.report,
                 lambda g: f"lanes {g // TMEM_COLUMNS * 16}.. column {g % TMEM_COLUMNS}",
             )
@@ -230,11 +248,17 @@ class Cta:
         thread = LANE + np.uint32(32 * warp)
         bx, by, _ = launch.block
         values: dict[str, Any] = {
-            "%tid.x": thread % np.uint32(bx), "%tid.y": thread // np.uint32(bx) % np.uint32(by),
-            "%tid.z": thread // np.uint32(bx * by), "%laneid": LANE, "%warpid": warp,
-            "%nwarpid": -(-self.threads // 32), "%cluster_ctarank": self.rank,
-            "%smid": self.cluster.number, "%nsmid": self.cluster.engine.sms,
-            "%dynamic_smem_size": launch.smem_bytes, "%total_smem_size": self.shared_bytes,
+            "%tid.x": thread % np.uint32(bx),
+            "%tid.y": thread // np.uint32(bx) % np.uint32(by),
+            "%tid.z": thread // np.uint32(bx * by),
+            "%laneid": LANE,
+            "%warpid": warp,
+            "%nwarpid": -(-self.threads // 32),
+            "%cluster_ctarank": self.rank,
+            "%smid": self.cluster.number,
+            "%nsmid": self.cluster.engine.sms,
+            "%dynamic_smem_size": launch.smem_bytes,
+            "%total_smem_size": self.shared_bytes,
             "%gridid": 0,
         }
         if by == 1:
@@ -243,17 +267,24 @@ class Cta:
             values["%tid.z"] = 0
         one = np.uint32(1)
         below = (one << LANE) - one
-        values |= {"%lanemask_eq": one << LANE, "%lanemask_lt": below,
-                   "%lanemask_le": below | one << LANE, "%lanemask_gt": ~(below | one << LANE),
-                   "%lanemask_ge": ~below}
+        values |= {
+            "%lanemask_eq": one << LANE,
+            "%lanemask_lt": below,
+            "%lanemask_le": below | one << LANE,
+            "%lanemask_gt": ~(below | one << LANE),
+            "%lanemask_ge": ~below,
+        }
         values["%cluster_nctarank"] = len(self.cluster.shape_ranks)
         for axis, name in enumerate("xyz"):
             c = launch.cluster[axis]
             values |= {
-                f"%ntid.{name}": launch.block[axis], f"%ctaid.{name}": self.position[axis],
-                f"%nctaid.{name}": launch.grid[axis], f"%clusterid.{name}": self.position[axis] // c,
+                f"%ntid.{name}": launch.block[axis],
+                f"%ctaid.{name}": self.position[axis],
+                f"%nctaid.{name}": launch.grid[axis],
+                f"%clusterid.{name}": self.position[axis] // c,
                 f"%nclusterid.{name}": launch.grid[axis] // c,
-                f"%cluster_ctaid.{name}": self.position[axis] % c, f"%cluster_nctaid.{name}": c,
+                f"%cluster_ctaid.{name}": self.position[axis] % c,
+                f"%cluster_nctaid.{name}": c,
             }
         return values
 
@@ -266,8 +297,14 @@ class Cta:
 class Cluster:
     """CTAs that share clocks and distributed shared memory."""
 
-    def __init__(self, engine: Engine, program: Program, launch: Launch, number: int,
-                 positions: list[tuple[int, int, int]]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        program: Program,
+        launch: Launch,
+        number: int,
+        positions: list[tuple[int, int, int]],
+    ) -> None:
         self.engine = engine
         self.program = program
         self.launch = launch
@@ -275,7 +312,9 @@ class Cluster:
         self.shape_ranks = positions
         warps = -(-launch.block[0] * launch.block[1] * launch.block[2] // 32)
         self.clocks = Clocks(len(positions) * (3 * warps + warps // 4 + 66))
-        self.ctas = [Cta(self, rank, position) for rank, position in enumerate(positions)]
+        self.ctas = [
+            Cta(self, rank, position) for rank, position in enumerate(positions)
+        ]
         self.barrier = ClusterBarrier(
             warps * len(positions), self.clocks.rows(), engine.wake
         )

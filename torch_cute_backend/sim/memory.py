@@ -1,16 +1,16 @@
 """Global memory: the caller's tensors at their real addresses.
 
-Every access must fall into a registered tensor; bytes between the elements of a strided tensor and
-outside all tensors are guard zones. For output tensors a per-byte count proves that each
-element is written exactly once. Kernel parameters live in an own window
-(``PARAM_BASE``). No unregistered address is ever dereferenced.
-"""
+Every access must fall into a registered tensor; bytes between the elements of a strided
+tensor and outside all tensors are guard zones. For output tensors a per-byte count
+proves that each element is written exactly once. Kernel parameters live in an own
+window (``PARAM_BASE``). No unregistered address is ever dereferenced."""
 
 from __future__ import annotations
 
 import bisect
 import ctypes
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 
@@ -27,13 +27,18 @@ class Region:
         self.start = tensor.address
         self.size = tensor.span_bytes
         self.stop = self.start + self.size
-        # Views start on a 16-byte boundary, so that wider types can view any aligned address.
+        # Views start on a 16-byte boundary, so that wider types can view any aligned
+        # address.
         self.base = self.start & ~15
         padded = -(-(self.stop - self.base) // 16) * 16
-        buffer = (ctypes.c_ubyte * padded).from_address(self.base)
-        self.bytes = np.frombuffer(buffer, np.uint8)
-        self.views = {1: self.bytes, 2: self.bytes.view(np.uint16), 4: self.bytes.view(np.uint32),
-                      8: self.bytes.view(np.uint64)}
+        buffer: Any = (ctypes.c_ubyte * padded).from_address(self.base)
+        self.bytes: np.ndarray = np.frombuffer(buffer, np.uint8)
+        self.views: dict[int, np.ndarray] = {
+            1: self.bytes,
+            2: self.bytes.view(np.uint16),
+            4: self.bytes.view(np.uint32),
+            8: self.bytes.view(np.uint64),
+        }
         self.count = np.zeros(padded, np.uint8) if tensor.output else None
         self.reduced = np.zeros(padded, np.bool_) if tensor.output else None
         self.writers: np.ndarray | None = None
@@ -43,7 +48,9 @@ class Region:
         mask = np.zeros(len(self.bytes), np.bool_)
         tensor = self.tensor
         window = np.lib.stride_tricks.as_strided(
-            mask[self.start - self.base :], (*tensor.shape, tensor.item_bytes), (*tensor.strides, 1)
+            mask[self.start - self.base :],
+            (*tensor.shape, tensor.item_bytes),
+            (*tensor.strides, 1),
         )
         window[...] = True
         return mask
@@ -74,18 +81,27 @@ class GlobalMemory:
             return f"address {address:#x} (below all tensors)"
         region = self.regions[index]
         over = address - region.stop
-        where = f"{over} bytes behind" if over >= 0 else f"byte {address - region.start} of"
+        where = (
+            f"{over} bytes behind" if over >= 0 else f"byte {address - region.start} of"
+        )
         return f"address {address:#x} ({where} tensor {region.tensor.name})"
 
     def load(self, address: np.ndarray, size: int, line: int) -> np.ndarray:
-        """Gather ``size``-byte items at per-lane addresses; out-of-bounds lanes read zero."""
+        """Gather ``size``-byte items at per-lane addresses; out-of-bounds lanes read
+        zero.
+        """
         region = self.find(int(address[0]), size)
         if region is not None:
             low, high = int(address.min()), int(address.max())
-            if low >= region.start and high + size <= region.stop and not self._misaligned(
-                address, size, line
+            if (
+                low >= region.start
+                and high + size <= region.stop
+                and not self._misaligned(address, size, line)
             ):
-                return region.views[size][(address - region.base).astype(np.intp) // size]
+                result: np.ndarray = region.views[size][
+                    (address - region.base).astype(np.intp) // size
+                ]
+                return result
         out = np.zeros(len(address), region.views[size].dtype if region else f"u{size}")
         for lane, where in enumerate(address.tolist()):
             found = self.find(where, size)
@@ -95,13 +111,17 @@ class GlobalMemory:
                 out[lane] = found.views[size][(where - found.base) // size]
         return out
 
-    def store(self, address: np.ndarray, size: int, values: np.ndarray, line: int) -> None:
+    def store(
+        self, address: np.ndarray, size: int, values: np.ndarray, line: int
+    ) -> None:
         """Scatter items; out-of-bounds lanes are dropped with a finding."""
         region = self.find(int(address[0]), size)
         if region is not None:
             low, high = int(address.min()), int(address.max())
-            if low >= region.start and high + size <= region.stop and not self._misaligned(
-                address, size, line
+            if (
+                low >= region.start
+                and high + size <= region.stop
+                and not self._misaligned(address, size, line)
             ):
                 index = (address - region.base).astype(np.intp) // size
                 region.views[size][index] = values
@@ -130,9 +150,15 @@ class GlobalMemory:
 
     def _complain(self, verb: str, address: int, size: int, line: int) -> None:
         if address % size:
-            self.report("misuse", f"misaligned {size}-byte {verb} at {self.describe(address)}", line)
+            self.report(
+                "misuse",
+                f"misaligned {size}-byte {verb} at {self.describe(address)}",
+                line,
+            )
         else:
-            self.report("out_of_bounds", f"{size}-byte {verb} at {self.describe(address)}", line)
+            self.report(
+                "out_of_bounds", f"{size}-byte {verb} at {self.describe(address)}", line
+            )
 
     def final_check(self, line: int = 0) -> bool | None:
         """Report elements of outputs not written exactly once; None without outputs."""
@@ -145,18 +171,26 @@ class GlobalMemory:
             missing = mask & (count == 0) & ~region.reduced
             double = mask & (count > 1) & ~region.reduced
             padding = ~mask & (count > 0)
-            once = (True if once is None else once) and not (missing.any() or double.any())
+            once = (True if once is None else once) and not (
+                missing.any() or double.any()
+            )
             for kind, bad, text in (
                 ("missing_write", missing, "never written"),
                 ("double_write", double, "written more than once"),
-                ("out_of_bounds", padding, "is padding between elements, but was written"),
+                (
+                    "out_of_bounds",
+                    padding,
+                    "is padding between elements, but was written",
+                ),
             ):
                 if bad.any():
                     first = int(np.flatnonzero(bad)[0]) + region.base
                     items = int(bad.sum()) // region.tensor.item_bytes
                     self.report(
-                        kind, f"{items} elements of {region.tensor.name} {text}; first: "
-                        f"{_element(region.tensor, first)}", line,
+                        kind,
+                        f"{items} elements of {region.tensor.name} {text}; first: "
+                        f"{_element(region.tensor, first)}",
+                        line,
                     )
         return once
 
@@ -177,7 +211,8 @@ def _merge(tensors: Iterable[TensorRegion]) -> list[TensorRegion]:
     for tensor in sorted(tensors, key=lambda t: (not t.output, -t.span_bytes)):
         stop = tensor.address + tensor.span_bytes
         inside = any(
-            k.address <= tensor.address and stop <= k.address + k.span_bytes for k in kept
+            k.address <= tensor.address and stop <= k.address + k.span_bytes
+            for k in kept
         )
         if not inside:
             kept.append(tensor)

@@ -24,7 +24,9 @@ class Waiting:
 
 
 class SyncOps(MemoryOps):
-    """Barriers and fences; blocking methods return a false value while the warp must wait."""
+    """Barriers and fences; blocking methods return a false value while the warp must
+    wait.
+    """
 
     def _one(self, g: Group, value: Value, line: int) -> int:
         """A value that all active lanes agree on."""
@@ -32,7 +34,9 @@ class SyncOps(MemoryOps):
             return value
         lanes = value[g.mask]
         if (lanes != lanes[0]).any():
-            self.report("misuse", "lanes disagree on an operand that must be uniform", line)
+            self.report(
+                "misuse", "lanes disagree on an operand that must be uniform", line
+            )
         return int(lanes[0])
 
     def mbar_init(self, g: Group, address: Value, count: Value, line: int) -> None:
@@ -46,7 +50,9 @@ class SyncOps(MemoryOps):
             return
         old = cta.mbarriers.get(at)
         if old is not None:
-            self.report("misuse", f"mbarrier {at:#x} is initialised twice without inval", line)
+            self.report(
+                "misuse", f"mbarrier {at:#x} is initialised twice without inval", line
+            )
         barrier = MBarrier(at, count, self.cluster.clocks.rows(), self.engine.wake)
         barrier.init_agent, barrier.init_clock = self.agent, self.clock.epoch()
         cta.mbarriers[at] = barrier
@@ -57,34 +63,52 @@ class SyncOps(MemoryOps):
         where = self._one(g, address, line)
         cta = self.peer(where, line)
         if cta is not None and cta.mbarriers.pop(where & _OFFSET, None) is None:
-            self.report("misuse", f"mbarrier.inval of {where:#x}, which is not initialised", line)
+            self.report(
+                "misuse",
+                f"mbarrier.inval of {where:#x}, which is not initialised",
+                line,
+            )
 
-    def find_mbar(self, address: int, line: int, order: np.ndarray | None = None
-                  ) -> tuple[MBarrier | None, Cta | None]:
-        """The mbarrier at a shared address, checked to be initialised before this use."""
+    def find_mbar(
+        self, address: int, line: int, order: np.ndarray | None = None
+    ) -> tuple[MBarrier | None, Cta | None]:
+        """The mbarrier at a shared address.
+
+        Checked to be initialised before this use.
+        """
         cta = self.peer(address, line)
         if cta is None:
             return None, None
         barrier = cta.mbarriers.get(address & _OFFSET)
         if barrier is None:
             self.report(
-                "uninitialised", f"no mbarrier is initialised at {address & _OFFSET:#x}", line
+                "uninitialised",
+                f"no mbarrier is initialised at {address & _OFFSET:#x}",
+                line,
             )
             return None, cta
         known = self.clock.rows[0] if order is None else order
         if known[barrier.init_agent] < barrier.init_clock:
             self.report(
-                "race", f"mbarrier {barrier.address:#x} of CTA {cta.label} is used, but its init is not "
-                "ordered before", line,
+                "race",
+                f"mbarrier {barrier.address:#x} of CTA {cta.label} is used, but "
+                f"its init is not "
+                "ordered before",
+                line,
             )
         if order is not None and not barrier.init_fenced:
             self.report(
-                "proxy", f"mbarrier {barrier.address:#x} of CTA {cta.label} is used by the async proxy, "
-                "but no fence.mbarrier_init or fence.proxy.async followed its init", line,
+                "proxy",
+                f"mbarrier {barrier.address:#x} of CTA {cta.label} is used by the "
+                f"async proxy, "
+                "but no fence.mbarrier_init or fence.proxy.async followed its init",
+                line,
             )
         return barrier, cta
 
-    def mbar_arrive(self, g: Group, address: Value, count: Value, tx: Value, line: int) -> None:
+    def mbar_arrive(
+        self, g: Group, address: Value, count: Value, tx: Value, line: int
+    ) -> None:
         """mbarrier.arrive(.expect_tx) and expect_tx, once per active lane."""
         if address.__class__ is int:
             targets = [(address, g.n)]
@@ -105,15 +129,23 @@ class SyncOps(MemoryOps):
             if arrivals:
                 complaint = barrier.arrive(arrivals * times, self.clock.release())
                 if complaint:
-                    self.report("misuse", f"mbarrier {barrier.address:#x}: {complaint}", line)
+                    self.report(
+                        "misuse", f"mbarrier {barrier.address:#x}: {complaint}", line
+                    )
 
-    def mbar_try(self, g: Group, address: Value, parity: Value, pc: int, line: int,
-                 may_fail: bool) -> bool | None:
+    def mbar_try(
+        self,
+        g: Group,
+        address: Value,
+        parity: Value,
+        pc: int,
+        line: int,
+        may_fail: bool,
+    ) -> bool | None:
         """try_wait/test_wait.parity: True, False, or None to block.
 
-        The first poll of an incomplete phase fails, a repeated one blocks. In random mode a first
-        ``try_wait`` may also fail although the phase is complete.
-        """
+        The first poll of an incomplete phase fails, a repeated one blocks. In random
+        mode a first ``try_wait`` may also fail although the phase is complete."""
         where = self._one(g, address, line)
         odd = self._one(g, parity, line) & 1
         barrier, cta = self.find_mbar(where, line)
@@ -136,7 +168,9 @@ class SyncOps(MemoryOps):
         return None
 
     def block(self, barrier: object, reason: str, line: int) -> None:
-        """Wait until the barrier object wakes this warp; the reason is formatted when needed."""
+        """Wait until the barrier object wakes this warp; the reason is formatted when
+        needed.
+        """
         self.waiting = Waiting(reason, barrier)
         self.wait_line = line
         barrier.waiters.append(self)  # type: ignore[attr-defined]
@@ -151,7 +185,12 @@ class SyncOps(MemoryOps):
     def _bar_count(self, g: Group, number: int, count: Value | None, line: int) -> int:
         self._whole(g, 0xFFFFFFFF, line)
         threads = self.cta.threads if count is None else self._one(g, count, line)
-        if not 0 <= number < 16 or threads % 32 or threads > self.cta.threads or not threads:
+        if (
+            not 0 <= number < 16
+            or threads % 32
+            or threads > self.cta.threads
+            or not threads
+        ):
             self.report("misuse", f"barrier {number} with {threads} threads", line)
         return threads
 
@@ -174,7 +213,9 @@ class SyncOps(MemoryOps):
         self.block(barrier, "{}", line)
         return False
 
-    def bar_arrive(self, g: Group, number: Value, count: Value | None, line: int) -> None:
+    def bar_arrive(
+        self, g: Group, number: Value, count: Value | None, line: int
+    ) -> None:
         """bar.arrive: arrive without waiting."""
         which = self._one(g, number, line)
         threads = self._bar_count(g, which, count, line)
@@ -183,7 +224,10 @@ class SyncOps(MemoryOps):
             self.report("misuse", complaint, line)
 
     def cluster_arrive(self, g: Group, release: bool, line: int) -> None:
-        """barrier.cluster.arrive; the relaxed form publishes only what a fence ordered."""
+        """barrier.cluster.arrive.
+
+        The relaxed form publishes only what a fence ordered.
+        """
         self._whole(g, 0xFFFFFFFF, line)
         barrier = self.cluster.barrier
         if self.cluster_token is not None:
@@ -210,7 +254,10 @@ class SyncOps(MemoryOps):
         self._publish_mbarriers()
 
     def fence_thread(self) -> None:
-        """fence.acq_rel / membar: what precedes may be published by a relaxed arrive."""
+        """fence.acq_rel / membar.
+
+        What precedes may be published by a relaxed arrive.
+        """
         self.fenced = self.clock.release().copy()
         self.engine.global_release(self)
 
@@ -225,5 +272,3 @@ class SyncOps(MemoryOps):
         self.fresh_mbarriers.clear()
 
     cluster_token: int | None = None
-
-

@@ -1,10 +1,9 @@
 """tcgen05: tensor memory and the fifth-generation tensor core.
 
-MMA, cp and commit of a CTA (or CTA pair) form one FIFO, executed by the agent of the leader's tensor
-core. Consecutive MMAs that walk along K of one swizzle span run as one matrix product.
-Tensor memory is 128 lanes x 512 columns of 32 bits; its history is kept per
-16-lane group and column.
-"""
+MMA, cp and commit of a CTA (or CTA pair) form one FIFO, executed by the agent of the
+leader's tensor core. Consecutive MMAs that walk along K of one swizzle span run as one
+matrix product. Tensor memory is 128 lanes x 512 columns of 32 bits; its history is kept
+per 16-lane group and column."""
 
 from __future__ import annotations
 
@@ -23,7 +22,9 @@ from .report import UnsupportedPtx
 
 _F8F6F4 = {0: "e4m3", 1: "e5m2", 3: "e2m3", 4: "e3m2", 5: "e2m1"}
 _KINDS: dict[str, tuple[int, dict[int, str]]] = {
-    "f16": (16, {0: "f16", 1: "bf16"}), "tf32": (8, {2: "tf32"}), "f8f6f4": (32, _F8F6F4),
+    "f16": (16, {0: "f16", 1: "bf16"}),
+    "tf32": (8, {2: "tf32"}),
+    "f8f6f4": (32, _F8F6F4),
     "i8": (32, {0: "u8", 1: "s8"}),
 }
 
@@ -37,11 +38,15 @@ class InstructionDescriptor:
         self.k, types = _KINDS[kind]
         d_format, a_format, b_format = word >> 4 & 3, word >> 7 & 7, word >> 10 & 7
         if word & 0xF or word >> 23 & 1 or word >> 29:
-            raise UnsupportedPtx(f"instruction descriptor {word:#x}: sparsity, saturation or shift")
+            raise UnsupportedPtx(
+                f"instruction descriptor {word:#x}: sparsity, saturation or shift"
+            )
         if a_format not in types or b_format not in types:
             raise UnsupportedPtx(f"instruction descriptor {word:#x}: operand formats")
         if d_format != (2 if kind == "i8" else 1):
-            raise UnsupportedPtx(f"instruction descriptor {word:#x}: accumulator format {d_format}")
+            raise UnsupportedPtx(
+                f"instruction descriptor {word:#x}: accumulator format {d_format}"
+            )
         self.a_type, self.b_type = types[a_format], types[b_format]
         self.negate = (word >> 13 & 1) != (word >> 14 & 1)
         self.a_mn, self.b_mn = bool(word >> 15 & 1), bool(word >> 16 & 1)
@@ -76,11 +81,34 @@ Descriptor = InstructionDescriptor | ScaledDescriptor
 class Mma:
     """A run of tcgen05.mma that differ only by steps along K."""
 
-    __slots__ = ("a", "a_tmem", "b", "closed", "d", "enable", "group", "idesc", "issued", "line", "scales",
-                 "stamp", "steps")
+    __slots__ = (
+        "a",
+        "a_tmem",
+        "b",
+        "closed",
+        "d",
+        "enable",
+        "group",
+        "idesc",
+        "issued",
+        "line",
+        "scales",
+        "stamp",
+        "steps",
+    )
 
-    def __init__(self, idesc: Descriptor, group: int, d: int, a: int, a_tmem: bool, b: int,
-                 enable: bool, stamp: Stamp, line: int) -> None:
+    def __init__(
+        self,
+        idesc: Descriptor,
+        group: int,
+        d: int,
+        a: int,
+        a_tmem: bool,
+        b: int,
+        enable: bool,
+        stamp: Stamp,
+        line: int,
+    ) -> None:
         self.idesc = idesc
         self.group = group
         self.d = d
@@ -95,15 +123,37 @@ class Mma:
         self.issued = 0
         self.scales: tuple[int, int] | None = None
 
-    def extends(self, idesc: Descriptor, d: int, a: int, a_tmem: bool, b: int,
-                enable: bool, stamp: Stamp) -> bool:
-        """Can a further MMA be appended? (K-major 128-byte swizzle, next 32 bytes of the row)"""
+    def extends(
+        self,
+        idesc: Descriptor,
+        d: int,
+        a: int,
+        a_tmem: bool,
+        b: int,
+        enable: bool,
+        stamp: Stamp,
+    ) -> bool:
+        """Can a further MMA be appended? (K-major 128-byte swizzle, next 32 bytes of
+        the row)
+        """
         step = 2 * self.steps
         return (
-            not self.closed and enable and self.scales is None and idesc is self.idesc and d == self.d and stamp is self.stamp
-            and not a_tmem and not self.a_tmem and a == self.a + step and b == self.b + step
-            and not idesc.a_mn and not idesc.b_mn and self.a >> 61 == 2 and self.b >> 61 == 2
-            and (self.a & 7) + step < 8 and (self.b & 7) + step < 8
+            not self.closed
+            and enable
+            and self.scales is None
+            and idesc is self.idesc
+            and d == self.d
+            and stamp is self.stamp
+            and not a_tmem
+            and not self.a_tmem
+            and a == self.a + step
+            and b == self.b + step
+            and not idesc.a_mn
+            and not idesc.b_mn
+            and self.a >> 61 == 2
+            and self.b >> 61 == 2
+            and (self.a & 7) + step < 8
+            and (self.b & 7) + step < 8
         )
 
 
@@ -136,8 +186,12 @@ class TensorCore:
         trace = self.cta.cluster.engine.trace
         if trace:
             trace.operation(
-                "tensor core", self.cta.label, f"mma into column {mma.d & 0xFFFF}", mma.issued,
-                steps=mma.steps, line=mma.line,
+                "tensor core",
+                self.cta.label,
+                f"mma into column {mma.d & 0xFFFF}",
+                mma.issued,
+                steps=mma.steps,
+                line=mma.line,
             )
         stamp, idesc = mma.stamp, mma.idesc
         np.maximum(self.rows, stamp.rows, out=self.rows)
@@ -145,11 +199,26 @@ class TensorCore:
         k = idesc.k * mma.steps
         share = len(ctas)
         a_parts = [self._a(cta, mma, k, idesc.m // share) for cta in ctas]
-        b = np.concatenate([
-            self._operand(cta, mma.b, idesc.n // share, k, idesc.b_type, idesc.b_mn, stamp, mma.line)
-            for cta in ctas
-        ]) if share > 1 else self._operand(
-            ctas[0], mma.b, idesc.n, k, idesc.b_type, idesc.b_mn, stamp, mma.line
+        b = (
+            np.concatenate(
+                [
+                    self._operand(
+                        cta,
+                        mma.b,
+                        idesc.n // share,
+                        k,
+                        idesc.b_type,
+                        idesc.b_mn,
+                        stamp,
+                        mma.line,
+                    )
+                    for cta in ctas
+                ]
+            )
+            if share > 1
+            else self._operand(
+                ctas[0], mma.b, idesc.n, k, idesc.b_type, idesc.b_mn, stamp, mma.line
+            )
         )
         for cta, a in zip(ctas, a_parts, strict=True):
             if isinstance(idesc, ScaledDescriptor):
@@ -161,40 +230,62 @@ class TensorCore:
             self._accumulate(cta, mma, product)
         return True
 
-    def _scaled(self, cta: Cta, mma: Mma, idesc: ScaledDescriptor, a: np.ndarray, b: np.ndarray
-                ) -> np.ndarray:
+    def _scaled(
+        self, cta: Cta, mma: Mma, idesc: ScaledDescriptor, a: np.ndarray, b: np.ndarray
+    ) -> np.ndarray:
         """Product with the factors in this CTA's tensor memory."""
         assert mma.scales is not None
         parts = []
         for values, address, first in (
-            (a, mma.scales[0], idesc.a_scale_id), (b, mma.scales[1], idesc.b_scale_id)
+            (a, mma.scales[0], idesc.a_scale_id),
+            (b, mma.scales[1], idesc.b_scale_id),
         ):
             column, rows = address & 0xFFFF, len(values)
             columns = block_scaled.columns_of(rows)
             order = order_with(mma.stamp.order, self)
             cta.tmem_shadow.read(
-                tmem_granules(column, columns, 0, 32), self.agent, self.clock, order, order, mma.line
+                tmem_granules(column, columns, 0, 32),
+                self.agent,
+                self.clock,
+                order,
+                order,
+                mma.line,
             )
             scales = block_scaled.factors(
                 cta.tmem, column, rows, first, idesc.k // idesc.block, idesc.scale_type
             )
             parts.append(block_scaled.scaled(values, scales, idesc.block))
-        return parts[0] @ parts[1].T
+        result: np.ndarray = parts[0] @ parts[1].T
+        return result
 
-    def run_copy(self, group: int, column: int, descriptor: int, stamp: Stamp, line: int) -> bool:
+    def run_copy(
+        self, group: int, column: int, descriptor: int, stamp: Stamp, line: int
+    ) -> bool:
         """tcgen05.cp 32x128b.warpx4: 32 rows of 16 bytes to all four lane quarters."""
         np.maximum(self.rows, stamp.rows, out=self.rows)
         index = block_scaled.copy_source(descriptor).reshape(-1)
         for cta in self.pair(group):
-            cta.shadow.read(index, self.agent, self.clock, stamp.need, stamp.order, line)
-            if column + 4 > TMEM_COLUMNS or not cta.tmem_owner[column : column + 4].all():
+            cta.shadow.read(
+                index, self.agent, self.clock, stamp.need, stamp.order, line
+            )
+            if (
+                column + 4 > TMEM_COLUMNS
+                or not cta.tmem_owner[column : column + 4].all()
+            ):
                 cta.cluster.engine.report(
-                    "tmem", f"tcgen05.cp to columns {column}..{column + 3}, not all allocated", line
+                    "tmem",
+                    f"tcgen05.cp to columns {column}..{column + 3}, not all allocated",
+                    line,
                 )
                 continue
             order = order_with(stamp.order, self)
             cta.tmem_shadow.write(
-                tmem_granules(column, 4, 0, 128), self.agent, self.clock, order, stamp.order, line
+                tmem_granules(column, 4, 0, 128),
+                self.agent,
+                self.clock,
+                order,
+                stamp.order,
+                line,
             )
             words = cta.views[16][index].view(np.uint32).reshape(32, 4)
             cta.tmem[:, column : column + 4] = np.tile(words, (4, 1))
@@ -203,29 +294,52 @@ class TensorCore:
     def _a(self, cta: Cta, mma: Mma, k: int, rows: int) -> np.ndarray:
         idesc = mma.idesc
         if not mma.a_tmem:
-            return self._operand(cta, mma.a, rows, k, idesc.a_type, idesc.a_mn, mma.stamp, mma.line)
+            return self._operand(
+                cta, mma.a, rows, k, idesc.a_type, idesc.a_mn, mma.stamp, mma.line
+            )
         size = operands.item_bytes(idesc.a_type)
         columns = k * size // 4
         first = mma.a & 0xFFFF
         if mma.a >> 16 or rows != 128:
-            raise UnsupportedPtx("A in tensor memory with lane offset or fewer than 128 rows", mma.line)
+            raise UnsupportedPtx(
+                "A in tensor memory with lane offset or fewer than 128 rows", mma.line
+            )
         cta.tmem_shadow.read(
-            tmem_granules(first, columns, 0, 128), self.agent, self.clock, mma.stamp.order,
-            mma.stamp.order, mma.line,
+            tmem_granules(first, columns, 0, 128),
+            self.agent,
+            self.clock,
+            mma.stamp.order,
+            mma.stamp.order,
+            mma.line,
         )
         raw = np.ascontiguousarray(cta.tmem[:, first : first + columns])
         return operands.to_f32(raw.view(np.uint8), idesc.a_type)
 
-    def _operand(self, cta: Cta, descriptor: int, mn: int, k: int, kind: str, mn_major: bool,
-                 stamp: Stamp, line: int) -> np.ndarray:
-        index = operands.granules_of(operands.decode_sm100(descriptor), mn, k, kind, mn_major)
+    def _operand(
+        self,
+        cta: Cta,
+        descriptor: int,
+        mn: int,
+        k: int,
+        kind: str,
+        mn_major: bool,
+        stamp: Stamp,
+        line: int,
+    ) -> np.ndarray:
+        index = operands.granules_of(
+            operands.decode_sm100(descriptor), mn, k, kind, mn_major
+        )
         if int(index.max()) >= len(cta.views[16]):
             cta.cluster.engine.report(
-                "out_of_bounds", f"MMA operand reaches byte {int(index.max()) * 16 + 15:#x} of shared "
-                f"memory, the CTA owns {cta.shared_bytes:#x}", line,
+                "out_of_bounds",
+                f"MMA operand reaches byte {int(index.max()) * 16 + 15:#x} of shared "
+                f"memory, the CTA owns {cta.shared_bytes:#x}",
+                line,
             )
             return np.zeros((mn, k), np.float32)
-        cta.shadow.read(index.reshape(-1), self.agent, self.clock, stamp.need, stamp.order, line)
+        cta.shadow.read(
+            index.reshape(-1), self.agent, self.clock, stamp.need, stamp.order, line
+        )
         return operands.fetch(cta.views[16], index, kind, mn_major)
 
     def _accumulate(self, cta: Cta, mma: Mma, product: np.ndarray) -> None:
@@ -238,18 +352,29 @@ class TensorCore:
         half = rows == 64 and not split
         if lane and not (half and lane == 16):
             raise UnsupportedPtx(f"accumulator of {rows} rows at lane {lane}", mma.line)
-        if first + columns > TMEM_COLUMNS or not cta.tmem_owner[first : first + columns].all():
+        if (
+            first + columns > TMEM_COLUMNS
+            or not cta.tmem_owner[first : first + columns].all()
+        ):
             cta.cluster.engine.report(
-                "tmem", f"MMA writes columns {first}..{first + columns - 1}, not all allocated",
+                "tmem",
+                f"MMA writes columns {first}..{first + columns - 1}, not all allocated",
                 mma.line,
             )
             return
-        where = (tmem_granules_half(first, columns, lane) if half
-                 else tmem_granules(first, columns, 0, 128))
+        where = (
+            tmem_granules_half(first, columns, lane)
+            if half
+            else tmem_granules(first, columns, 0, 128)
+        )
         order = mma.stamp.order
         if mma.enable:
-            cta.tmem_shadow.read(where, self.agent, self.clock, order_with(order, self), order, mma.line)
-        cta.tmem_shadow.write(where, self.agent, self.clock, order_with(order, self), order, mma.line)
+            cta.tmem_shadow.read(
+                where, self.agent, self.clock, order_with(order, self), order, mma.line
+            )
+        cta.tmem_shadow.write(
+            where, self.agent, self.clock, order_with(order, self), order, mma.line
+        )
         kind = np.int32 if idesc.integer else np.float32
         target = cta.tmem[:, first : first + columns].view(kind)
         product = product.astype(kind, copy=False)
@@ -284,7 +409,8 @@ def order_with(order: np.ndarray, core: TensorCore) -> np.ndarray:
         return order
     own = order.copy()
     own[core.agent] = core.clock
-    return own
+    result: np.ndarray = own
+    return result
 
 
 class Tcgen05Ops(WgmmaOps):
@@ -298,22 +424,29 @@ class Tcgen05Ops(WgmmaOps):
         if group == 2:
             cta = self.cluster.ctas[self.cta.rank & ~1]
             self.cluster.ctas[self.cta.rank | 1].make_tmem()
-        found = self.engine.cores.get(cta.label)
+        found: TensorCore | None = self.engine.cores.get(cta.label)
         if found is None:
             found = self.engine.cores[cta.label] = TensorCore(cta)
-        return found  # type: ignore[no-any-return]
+        return found
 
-    def tc_alloc(self, g: Group, address: Value, columns: Value, group: int, line: int) -> bool:
+    def tc_alloc(
+        self, g: Group, address: Value, columns: Value, group: int, line: int
+    ) -> bool:
         """tcgen05.alloc: first fit; blocks while too few columns are free."""
         self._whole(g, 0xFFFFFFFF, line)
         cta, count = self.cta, self._one(g, columns, line)
         cta.make_tmem()
         if count < 32 or count > TMEM_COLUMNS or count & count - 1:
-            self.report("tmem", f"alloc of {count} columns (power of two, 32..512)", line)
+            self.report(
+                "tmem", f"alloc of {count} columns (power of two, 32..512)", line
+            )
         if not cta.tmem_permit:
             self.report("tmem", "alloc after relinquish_alloc_permit", line)
-        free = [c for c in range(0, TMEM_COLUMNS - count + 1, 32)
-                if not cta.tmem_owner[c : c + count].any()]
+        free = [
+            c
+            for c in range(0, TMEM_COLUMNS - count + 1, 32)
+            if not cta.tmem_owner[c : c + count].any()
+        ]
         if not free:
             self.waiting = f"{count} free tensor memory columns"
             self.wait_line = line
@@ -325,13 +458,19 @@ class Tcgen05Ops(WgmmaOps):
         self.store_shared(g, address, 4, (base,), line, "weak")
         return True
 
-    def tc_dealloc(self, g: Group, base: Value, columns: Value, group: int, line: int) -> bool:
+    def tc_dealloc(
+        self, g: Group, base: Value, columns: Value, group: int, line: int
+    ) -> bool:
         """tcgen05.dealloc: all accesses must be ordered before."""
         self._whole(g, 0xFFFFFFFF, line)
         cta, first = self.cta, self._one(g, base, line)
         count = self._one(g, columns, line)
         if cta.tmem_allocated.get(first) != count:
-            self.report("tmem", f"dealloc of {count} columns at {first}: no such allocation", line)
+            self.report(
+                "tmem",
+                f"dealloc of {count} columns at {first}: no such allocation",
+                line,
+            )
             return True
         where = tmem_granules(first, count, 0, 128)
         order = self.clock.rows[0]
@@ -347,28 +486,54 @@ class Tcgen05Ops(WgmmaOps):
         """tcgen05.relinquish_alloc_permit."""
         self.cta.tmem_permit = False
 
-    def tc_mma(self, g: Group, kind: str, vector: str, group: int, d: Value, a: Value, a_tmem: bool,
-               b: Value, idesc: Value, scales: Any, lanes_off: Any, enable: Value, line: int) -> None:
+    def tc_mma(
+        self,
+        g: Group,
+        kind: str,
+        vector: str,
+        group: int,
+        d: Value,
+        a: Value,
+        a_tmem: bool,
+        b: Value,
+        idesc: Value,
+        scales: Any,
+        lanes_off: Any,
+        enable: Value,
+        line: int,
+    ) -> None:
         """tcgen05.mma, issued by one lane."""
         if g.n > 1:
             self.report("misuse", f"tcgen05.mma issued by {g.n} lanes", line)
         if (scales is None) != (not kind.startswith("mx")):
-            raise UnsupportedPtx(f"kind::{kind} and block_scale do not go together", line)
+            raise UnsupportedPtx(
+                f"kind::{kind} and block_scale do not go together", line
+            )
         if lanes_off is not None and any(self._one(g, v, line) for v in lanes_off):
             raise UnsupportedPtx("disable-output-lane", line)
         if group == 2 and self.cta.rank & 1:
-            self.report("misuse", "a pair MMA is issued by the odd CTA of the pair", line)
+            self.report(
+                "misuse", "a pair MMA is issued by the odd CTA of the pair", line
+            )
         core = self._core(group)
         word = self._one(g, idesc, line)
         try:
             decoded: Descriptor = (
-                instruction_descriptor(kind, word) if scales is None
+                instruction_descriptor(kind, word)
+                if scales is None
                 else block_scaled.scaled_descriptor(kind, vector, word)
             )
         except UnsupportedPtx as error:
             raise UnsupportedPtx(str(error), line) from None
-        if decoded.m not in ((64, 128) if group == 1 else (128, 256)) or not 8 <= decoded.n <= 256:
-            self.report("misuse", f"MMA shape {decoded.m} x {decoded.n} for cta_group::{group}", line)
+        if (
+            decoded.m not in ((64, 128) if group == 1 else (128, 256))
+            or not 8 <= decoded.n <= 256
+        ):
+            self.report(
+                "misuse",
+                f"MMA shape {decoded.m} x {decoded.n} for cta_group::{group}",
+                line,
+            )
             return
         values = [self._one(g, v, line) for v in (d, a, b)]
         accumulate = bool(self._one(g, enable, line))
@@ -379,7 +544,17 @@ class Tcgen05Ops(WgmmaOps):
         ):
             last.steps += 1
             return
-        mma = Mma(decoded, group, values[0], values[1], a_tmem, values[2], accumulate, stamp, line)
+        mma = Mma(
+            decoded,
+            group,
+            values[0],
+            values[1],
+            a_tmem,
+            values[2],
+            accumulate,
+            stamp,
+            line,
+        )
         if scales is not None:
             first, second = (self._one(g, v, line) for v in scales)
             mma.scales = (first, second)
@@ -388,7 +563,9 @@ class Tcgen05Ops(WgmmaOps):
         core.open = mma
         core.queue.append(lambda: core.run_mma(mma))
 
-    def tc_commit(self, g: Group, address: Value, mask: Value | None, group: int, line: int) -> None:
+    def tc_commit(
+        self, g: Group, address: Value, mask: Value | None, group: int, line: int
+    ) -> None:
         """tcgen05.commit: an mbarrier tracks all earlier operations of this thread."""
         if g.n > 1:
             self.report("misuse", f"tcgen05.commit issued by {g.n} lanes", line)
@@ -397,7 +574,9 @@ class Tcgen05Ops(WgmmaOps):
         homes = [where]
         if mask is not None:
             bits = self._one(g, mask, line)
-            homes = [where & 0xFFFFFF | rank << 24 for rank in range(16) if bits >> rank & 1]
+            homes = [
+                where & 0xFFFFFF | rank << 24 for rank in range(16) if bits >> rank & 1
+            ]
         targets = []
         for home in homes:
             barrier, cta = self.find_mbar(home, line, self.clock.rows[0])
@@ -416,26 +595,42 @@ class Tcgen05Ops(WgmmaOps):
         if self.engine.mode == "eager":
             self.engine.drain(core.key)
 
-    def _window(self, address: int, lanes: int, columns: int, line: int, verb: str) -> tuple[int, int]:
-        """(first lane, first column), checked against the warp's window and the allocation."""
+    def _window(
+        self, address: int, lanes: int, columns: int, line: int, verb: str
+    ) -> tuple[int, int]:
+        """(first lane, first column), checked against the warp's window and the
+        allocation.
+        """
         lane, column = address >> 16, address & 0xFFFF
         window = self.index % 4 * 32
         if not window <= lane or lane + lanes > window + 32:
             self.report(
-                "tmem", f"tcgen05.{verb} of lanes {lane}..{lane + lanes - 1} by warp {self.index}, whose "
-                f"window is {window}..{window + 31}", line,
+                "tmem",
+                f"tcgen05.{verb} of lanes {lane}..{lane + lanes - 1} by warp "
+                f"{self.index}, whose "
+                f"window is {window}..{window + 31}",
+                line,
             )
         self.cta.make_tmem()
         inside = column + columns <= TMEM_COLUMNS
         if not inside or not self.cta.tmem_owner[column : column + columns].all():
             self.report(
-                "tmem", f"tcgen05.{verb} of columns {column}..{column + columns - 1}, not all allocated",
+                "tmem",
+                f"tcgen05.{verb} of columns {column}..{column + columns - 1}, not "
+                f"all allocated",
                 line,
             )
         return min(lane, 128 - lanes), min(column, max(TMEM_COLUMNS - columns, 0))
 
-    def tc_ld(self, g: Group, shape: str, count: int, address: Value, registers: frozenset[int],
-              line: int) -> tuple[np.ndarray, ...]:
+    def tc_ld(
+        self,
+        g: Group,
+        shape: str,
+        count: int,
+        address: Value,
+        registers: frozenset[int],
+        line: int,
+    ) -> tuple[np.ndarray, ...]:
         """tcgen05.ld: tensor memory to registers."""
         self._whole(g, 0xFFFFFFFF, line)
         where = self._one(g, address, line)
@@ -443,20 +638,33 @@ class Tcgen05Ops(WgmmaOps):
             self.pending_loads = set()
         self.pending_loads.update(registers)
         lanes = 32 if shape == "32x32b" else 16
-        columns = {"32x32b": 1, "16x64b": 2, "16x128b": 4, "16x256b": 8}.get(shape, 0) * count
+        columns = {"32x32b": 1, "16x64b": 2, "16x128b": 4, "16x256b": 8}.get(
+            shape, 0
+        ) * count
         if not columns:
             raise UnsupportedPtx(f"tcgen05.ld shape {shape}", line)
         lane, column = self._window(where, lanes, columns, line, "ld")
         rows = self.clock.rows[0]
         self.cta.tmem_shadow.read(
-            tmem_granules(column, columns, lane, lanes), self.agent, self.clock.epoch(), rows, rows,
+            tmem_granules(column, columns, lane, lanes),
+            self.agent,
+            self.clock.epoch(),
+            rows,
+            rows,
             line,
         )
         block = self.cta.tmem[lane : lane + lanes, column : column + columns]
         return tuple(_to_registers(block, shape, count))
 
-    def tc_st(self, g: Group, shape: str, count: int, address: Value, values: tuple[Value, ...],
-              line: int) -> None:
+    def tc_st(
+        self,
+        g: Group,
+        shape: str,
+        count: int,
+        address: Value,
+        values: tuple[Value, ...],
+        line: int,
+    ) -> None:
         """tcgen05.st: registers to tensor memory (32x32b)."""
         self._whole(g, 0xFFFFFFFF, line)
         if shape != "32x32b":
@@ -464,7 +672,11 @@ class Tcgen05Ops(WgmmaOps):
         lane, column = self._window(self._one(g, address, line), 32, count, line, "st")
         rows = self.clock.rows[0]
         self.cta.tmem_shadow.write(
-            tmem_granules(column, count, lane, 32), self.agent, self.clock.epoch(), rows, rows,
+            tmem_granules(column, count, lane, 32),
+            self.agent,
+            self.clock.epoch(),
+            rows,
+            rows,
             line,
         )
         block = np.stack([full(v, 32) for v in values], axis=1)
@@ -484,16 +696,29 @@ class Tcgen05Ops(WgmmaOps):
         pending = self.pending_loads
         if pending and not pending.isdisjoint(registers):
             self.report(
-                "async_register", "a register is read or written before tcgen05.wait::ld completes its "
-                "tcgen05.ld", line, advice=not self.engine.strict_wait,
+                "async_register",
+                "a register is read or written before tcgen05.wait::ld completes its "
+                "tcgen05.ld",
+                line,
+                advice=not self.engine.strict_wait,
             )
             pending -= registers
 
     def tc_fence(self, kind: str) -> None:
-        """tcgen05.fence::before/after_thread_sync: ordering is modelled as always present."""
+        """tcgen05.fence::before/after_thread_sync: ordering is modelled as always
+        present.
+        """
 
-    def tc_cp(self, g: Group, shape: str, multicast: str, group: int, address: Value,
-              descriptor: Value, line: int) -> None:
+    def tc_cp(
+        self,
+        g: Group,
+        shape: str,
+        multicast: str,
+        group: int,
+        address: Value,
+        descriptor: Value,
+        line: int,
+    ) -> None:
         """tcgen05.cp of scale factors."""
         if shape != "32x128b" or multicast != "warpx4":
             raise UnsupportedPtx(f"tcgen05.cp.{shape}.{multicast}", line)
@@ -511,14 +736,17 @@ class Tcgen05Ops(WgmmaOps):
         """Tensor memory must be freed before the CTA ends."""
         super().before_exit()
         if self.cta.live_warps == 1 and self.cta.tmem_allocated:
-            self.report("tmem", f"CTA {self.cta.label} exits with tensor memory allocated", 0)
+            self.report(
+                "tmem", f"CTA {self.cta.label} exits with tensor memory allocated", 0
+            )
 
 
 def _to_registers(block: np.ndarray, shape: str, count: int) -> list[np.ndarray]:
     """Distribute a TMEM block over lanes as the load shape says."""
     if shape == "32x32b":
         return list(np.ascontiguousarray(block.T))
-    # 16 lanes; per 8x(4 lanes x 64 bit) matrix as in mma fragments: lane l holds row l//4 (+8).
+    # 16 lanes; per 8x(4 lanes x 64 bit) matrix as in mma fragments: lane l holds row
+    # l//4 (+8).
     columns = {"16x64b": 2, "16x128b": 4, "16x256b": 8}[shape]
     out = []
     for i in range(count):

@@ -1,9 +1,8 @@
 """Bulk asynchronous copies: TMA tensor loads, stores and reductions, plain bulk copies.
 
-A load is queued at issue and, when it completes, writes shared memory as the agent of its
-mbarrier and signals the transaction bytes. A store reads shared memory as the bulk agent of the
-issuing warp; ``wait_group`` orders the warp behind it.
-"""
+A load is queued at issue and, when it completes, writes shared memory as the agent of
+its mbarrier and signals the transaction bytes. A store reads shared memory as the bulk
+agent of the issuing warp; ``wait_group`` orders the warp behind it."""
 
 from __future__ import annotations
 
@@ -11,6 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from .barriers import MBarrier
 from .clocks import Stamp
 from .codegen import PARAM_BASE
 from .lanes import M32, Value
@@ -23,25 +23,49 @@ from .tensormap import TensorMap, decode
 
 _OFFSET = SHARED_WINDOW - 1
 Slices = tuple[slice, ...]
+LoadJob = tuple[Cta, int, MBarrier, int]
 
 
 @lru_cache(maxsize=1024)
 def box_granules(
     start: int, count: int, row: int, swizzle: int, atom: int = 16
 ) -> np.ndarray | slice:
-    """Granules of a box in shared memory; rows are dense, the XOR is on absolute addresses."""
+    """Granules of a box in shared memory; rows are dense, the XOR is on absolute
+    addresses.
+    """
     if not swizzle:
         return slice(start, start + count)
     if row * 16 != swizzle:
-        raise UnsupportedPtx(f"TMA box row of {row * 16} bytes with a {swizzle}-byte swizzle")
-    return swizzle_granules(np.arange(start, start + count), swizzle, atom).astype(np.intp)
+        raise UnsupportedPtx(
+            f"TMA box row of {row * 16} bytes with a {swizzle}-byte swizzle"
+        )
+    return swizzle_granules(np.arange(start, start + count), swizzle, atom).astype(
+        np.intp
+    )
 
 
-def clip(tensor: TensorMap, coordinates: tuple[int, ...]) -> tuple[Slices, Slices] | None:
-    """(global, box) slices of the in-bounds part, outermost dimension first, bytes innermost."""
+def place_of(tensor: TensorMap, start: int) -> np.ndarray | slice:
+    """Shared-memory granules of a tensor map's box at granule ``start``."""
+    return box_granules(
+        start,
+        tensor.box_bytes // 16,
+        tensor.inner_bytes // 16,
+        tensor.swizzle_bytes,
+        tensor.swizzle_atom,
+    )
+
+
+def clip(
+    tensor: TensorMap, coordinates: tuple[int, ...]
+) -> tuple[Slices, Slices] | None:
+    """(global, box) slices of the in-bounds part, outermost dimension first, bytes
+    innermost.
+    """
     outer: list[slice] = []
     inner: list[slice] = []
-    for axis, (at, extent, box) in enumerate(zip(coordinates, tensor.dims, tensor.box, strict=True)):
+    for axis, (at, extent, box) in enumerate(
+        zip(coordinates, tensor.dims, tensor.box, strict=True)
+    ):
         low, high = max(0, at), min(extent, at + box)
         if low >= high:
             return None
@@ -52,14 +76,20 @@ def clip(tensor: TensorMap, coordinates: tuple[int, ...]) -> tuple[Slices, Slice
 
 
 def strided(data: np.ndarray, region: Region, tensor: TensorMap) -> np.ndarray:
-    """View of per-byte ``data`` of a region with the shape of the tensor (innermost in bytes)."""
+    """View of per-byte ``data`` of a region with the shape of the tensor (innermost in
+    bytes).
+    """
     shape = (*reversed(tensor.dims[1:]), tensor.dims[0] * tensor.item_bits // 8)
     strides = (*reversed(tensor.strides), 1)
-    return np.lib.stride_tricks.as_strided(data[tensor.address - region.base :], shape, strides)
+    return np.lib.stride_tricks.as_strided(
+        data[tensor.address - region.base :], shape, strides
+    )
 
 
 class BulkGroups:
-    """Bulk-store groups of one warp; clock ``i + 1`` of its agent means group ``i`` is done."""
+    """Bulk-store groups of one warp; clock ``i + 1`` of its agent means group ``i`` is
+    done.
+    """
 
     def __init__(self, agent: int) -> None:
         self.agent = agent
@@ -83,14 +113,17 @@ class TmaOps(SyncOps):
         where = self._one(g, address, line)
         known = self.engine.maps.get(where)
         if known is not None:
-            return known
+            result: TensorMap = known
+            return result
         if where >= PARAM_BASE:
             at = where - PARAM_BASE
             raw = self.engine.params[at : at + 128]
         else:
             region = self.engine.memory.find(where, 128)
             if region is None:
-                raise SimError(f"tensor map at {self.engine.memory.describe(where)}", line)
+                raise SimError(
+                    f"tensor map at {self.engine.memory.describe(where)}", line
+                )
             raw = region.bytes[where - region.base :][:128].tobytes()
         if len(raw) < 64 or where % 64:
             raise SimError(f"tensor map address {where:#x}", line)
@@ -104,89 +137,143 @@ class TmaOps(SyncOps):
         self.tensor_map(address, g, line)
 
     def map_region(self, tensor: TensorMap, line: int) -> Region | None:
-        """The registered tensor behind a map; a finding if it does not hold all of it."""
+        """The registered tensor behind a map.
+
+        A finding if it does not hold all of it.
+        """
         if min(tensor.dims) <= 0:
             return None
         region = self.engine.memory.find(tensor.address, tensor.footprint)
         if region is None:
             self.report(
-                "out_of_bounds", f"tensor map of {tensor.footprint} bytes at "
-                f"{self.engine.memory.describe(tensor.address)} reaches outside every tensor", line,
+                "out_of_bounds",
+                f"tensor map of {tensor.footprint} bytes at "
+                f"{self.engine.memory.describe(tensor.address)} reaches outside "
+                f"every tensor",
+                line,
             )
         return region
 
-    def tma_load(self, g: Group, target: Value, map_address: Value, coordinates: tuple[Value, ...],
-                 barrier_address: Value, mask: Value | None, pair: bool, line: int) -> None:
-        """cp.async.bulk.tensor global -> shared, optionally multicast over the cluster."""
+    def tma_load(
+        self,
+        g: Group,
+        target: Value,
+        map_address: Value,
+        coordinates: tuple[Value, ...],
+        barrier_address: Value,
+        mask: Value | None,
+        pair: bool,
+        line: int,
+    ) -> None:
+        """cp.async.bulk.tensor global -> shared.
+
+        Optionally multicast over the cluster.
+        """
         if g.n > 1:
             self.report("misuse", f"TMA load issued by {g.n} lanes", line)
         tensor = self.tensor_map(map_address, g, line)
-        where, signal = self._one(g, target, line), self._one(g, barrier_address, line)
+        where = self._one(g, target, line)
+        signal = self._one(g, barrier_address, line)
         at = tuple(_signed(self._one(g, c, line)) for c in coordinates)
-        if len(at) != len(tensor.dims):
-            self.report("misuse", f"{len(at)} coordinates for a rank-{len(tensor.dims)} map", line)
+        if len(at) != len(tensor.dims) or where % 128:
+            self.report(
+                "misuse",
+                f"TMA load of rank {len(at)} (map: {len(tensor.dims)}) to {where:#x}",
+                line,
+            )
             return
-        if where % 128:
-            self.report("misuse", f"TMA destination {where:#x} is not 128-byte aligned", line)
-            return
-        ranks = [where >> 24] if mask is None else _bits(self._one(g, mask, line))
         stamp = self.clock.issue()
+        ranks = [where >> 24]
+        if mask is not None:
+            ranks = _bits(self._one(g, mask, line))
         jobs = []
         for rank in ranks:
-            home = signal if mask is None else signal & _OFFSET | rank << 24
-            if pair and mask is not None:
-                home = signal & _OFFSET | (rank & ~1 | signal >> 24 & 1) << 24
-            barrier, owner = self.find_mbar(home, line, stamp.order)
-            cta = self.peer(rank << 24 | where & _OFFSET, line)
-            if barrier is None or owner is None or cta is None:
-                continue
-            first = where & _OFFSET
-            if not self._in_shared(cta, first, first, tensor.box_bytes, line):
-                continue
-            if barrier.agent < 0:
-                barrier.agent = self.cluster.clocks.add(
-                    f"TMA loads into mbarrier {barrier.address:#x} of CTA {owner.label}"
-                )
-            barrier.loads += 1
-            if cta is not self.cta or owner is not self.cta:
-                self.note_remote(cta, barrier.agent, barrier.loads, line)
-            jobs.append((cta, first, barrier, barrier.loads))
+            home = signal
+            if mask is not None:
+                parity = rank & ~1 | signal >> 24 & 1
+                home = signal & _OFFSET | (parity if pair else rank) << 24
+            job = self._load_job(tensor, rank, where & _OFFSET, home, stamp, line)
+            if job is not None:
+                jobs.append(job)
+        self._post_load(tensor, at, jobs, stamp, line)
+
+    def _load_job(
+        self,
+        tensor: TensorMap,
+        rank: int,
+        first: int,
+        home: int,
+        stamp: Stamp,
+        line: int,
+    ) -> LoadJob | None:
+        """One destination CTA of a load, checked; None if it cannot be done."""
+        barrier, owner = self.find_mbar(home, line, stamp.order)
+        cta = self.peer(rank << 24 | first, line)
+        if barrier is None or owner is None or cta is None:
+            return None
+        if not self._in_shared(cta, first, first, tensor.box_bytes, line):
+            return None
+        if barrier.agent < 0:
+            barrier.agent = self.cluster.clocks.add(
+                f"TMA loads into mbarrier {barrier.address:#x} of CTA {owner.label}"
+            )
+        barrier.loads += 1
+        if cta is not self.cta or owner is not self.cta:
+            self.note_remote(cta, barrier.agent, barrier.loads, line)
+        return cta, first, barrier, barrier.loads
+
+    def _post_load(
+        self,
+        tensor: TensorMap,
+        at: tuple[int, ...],
+        jobs: list[LoadJob],
+        stamp: Stamp,
+        line: int,
+    ) -> None:
         region = self.map_region(tensor, line)
         trace = self.engine.trace
         issued = trace.now if trace else 0
 
         def complete() -> None:
-            if trace:
-                for cta, _, barrier, _ in jobs:
-                    trace.operation(
-                        "tma", cta.label, f"load into stage {barrier.address:#x}", issued,
-                        coordinates=list(at), bytes=tensor.box_bytes,
-                    )
             data = _read_box(tensor, at, region)
             for cta, first, barrier, clock in jobs:
+                if trace:
+                    trace.operation(
+                        "tma",
+                        cta.label,
+                        f"load into stage {barrier.address:#x}",
+                        issued,
+                        coordinates=list(at),
+                        bytes=tensor.box_bytes,
+                    )
                 if cta.live_warps == 0:
-                    self.report("race", f"TMA load into CTA {cta.label}, which has exited", line)
+                    text = f"TMA load into CTA {cta.label}, which has exited"
+                    self.report("race", text, line)
                     continue
-                place = box_granules(
-                    first >> 4, len(data), tensor.inner_bytes // 16, tensor.swizzle_bytes,
-                    tensor.swizzle_atom,
-                )
+                granule = first >> 4
                 cta.shadow.write(
-                    slice(first >> 4, (first >> 4) + len(data)), barrier.agent, clock, stamp.need,
-                    stamp.order, line,
+                    slice(granule, granule + len(data)),
+                    barrier.agent,
+                    clock,
+                    stamp.need,
+                    stamp.order,
+                    line,
                 )
-                cta.views[16][place] = data
+                cta.views[16][place_of(tensor, granule)] = data
                 barrier.transfer(tensor.box_bytes, barrier.agent, clock)
 
         self.engine.post_load(complete)
 
     def _bulk(self) -> BulkGroups:
         if self.bulk is None:
-            self.bulk = BulkGroups(self.cluster.clocks.add(f"bulk stores of {self.name}"))
+            self.bulk = BulkGroups(
+                self.cluster.clocks.add(f"bulk stores of {self.name}")
+            )
         return self.bulk
 
-    def _post_store(self, stamp: Stamp, cta: Cta, first: int, count: int, line: int,
-                    action: object) -> None:
+    def _post_store(
+        self, stamp: Stamp, cta: Cta, first: int, count: int, line: int, action: object
+    ) -> None:
         bulk = self._bulk()
         group = bulk.open
         bulk.issued = True
@@ -196,9 +283,20 @@ class TmaOps(SyncOps):
 
         def complete() -> None:
             if trace:
-                trace.operation("bulk store", cta.label, f"store group {group}", issued, bytes=count * 16)
+                trace.operation(
+                    "bulk store",
+                    cta.label,
+                    f"store group {group}",
+                    issued,
+                    bytes=count * 16,
+                )
             cta.shadow.read(
-                slice(first, first + count), bulk.agent, group + 1, stamp.need, stamp.order, line
+                slice(first, first + count),
+                bulk.agent,
+                group + 1,
+                stamp.need,
+                stamp.order,
+                line,
             )
             action()  # type: ignore[operator]
             bulk.outstanding[group] -= 1
@@ -209,11 +307,20 @@ class TmaOps(SyncOps):
 
         self.engine.post_store(complete)
 
-    def tma_store(self, g: Group, map_address: Value, coordinates: tuple[Value, ...], source: Value,
-                  reduction: str | None, line: int) -> None:
+    def tma_store(
+        self,
+        g: Group,
+        map_address: Value,
+        coordinates: tuple[Value, ...],
+        source: Value,
+        reduction: str | None,
+        line: int,
+    ) -> None:
         """cp(.reduce).async.bulk.tensor shared -> global."""
         if g.n > 1:
-            self.report("multi_issue", f"bulk store issued by {g.n} lanes", line, advice=True)
+            self.report(
+                "multi_issue", f"bulk store issued by {g.n} lanes", line, advice=True
+            )
         tensor = self.tensor_map(map_address, g, line)
         where = self._one(g, source, line)
         at = tuple(_signed(self._one(g, c, line)) for c in coordinates)
@@ -221,24 +328,30 @@ class TmaOps(SyncOps):
         if len(at) != len(tensor.dims) or first % 128:
             self.report("misuse", f"bulk store rank {len(at)} from {first:#x}", line)
             return
-        if cta is None or not self._in_shared(cta, first, first, tensor.box_bytes, line):
+        if cta is None or not self._in_shared(
+            cta, first, first, tensor.box_bytes, line
+        ):
             return
         region = self.map_region(tensor, line)
         granules = tensor.box_bytes // 16
         owner = cta
 
         def action() -> None:
-            place = box_granules(
-                first >> 4, granules, tensor.inner_bytes // 16, tensor.swizzle_bytes,
-                tensor.swizzle_atom,
-            )
+            place = place_of(tensor, first >> 4)
             if region is not None:
                 _write_box(tensor, at, region, owner.views[16][place], reduction, line)
 
         self._post_store(self.clock.issue(), cta, first >> 4, granules, line, action)
 
-    def bulk_load(self, g: Group, target: Value, source: Value, size: Value, barrier_address: Value,
-                  line: int) -> None:
+    def bulk_load(
+        self,
+        g: Group,
+        target: Value,
+        source: Value,
+        size: Value,
+        barrier_address: Value,
+        line: int,
+    ) -> None:
         """cp.async.bulk global -> shared (not tensor)."""
         where, origin = self._one(g, target, line), self._one(g, source, line)
         count, signal = self._one(g, size, line), self._one(g, barrier_address, line)
@@ -252,25 +365,39 @@ class TmaOps(SyncOps):
             return
         region = self.engine.memory.find(origin, count)
         if region is None:
-            self.report("out_of_bounds", f"bulk read at {self.engine.memory.describe(origin)}", line)
+            self.report(
+                "out_of_bounds",
+                f"bulk read at {self.engine.memory.describe(origin)}",
+                line,
+            )
             return
         if not self._in_shared(cta, first, first, count, line):
             return
         if barrier.agent < 0:
-            barrier.agent = self.cluster.clocks.add(f"bulk loads into mbarrier {barrier.address:#x}")
+            barrier.agent = self.cluster.clocks.add(
+                f"bulk loads into mbarrier {barrier.address:#x}"
+            )
         barrier.loads += 1
         clock, held, into = barrier.loads, barrier, cta
 
         def complete() -> None:
-            into.shadow.write(slice(first >> 4, first + count >> 4), held.agent, clock, stamp.need,
-                              stamp.order, line)
+            into.shadow.write(
+                slice(first >> 4, first + count >> 4),
+                held.agent,
+                clock,
+                stamp.need,
+                stamp.order,
+                line,
+            )
             data = region.bytes[origin - region.base :][:count]
             into.smem[first : first + count] = data
             held.transfer(count, held.agent, clock)
 
         self.engine.post_load(complete)
 
-    def bulk_store(self, g: Group, target: Value, source: Value, size: Value, line: int) -> None:
+    def bulk_store(
+        self, g: Group, target: Value, source: Value, size: Value, line: int
+    ) -> None:
         """cp.async.bulk shared -> global (not tensor)."""
         where, origin = self._one(g, target, line), self._one(g, source, line)
         count = self._one(g, size, line)
@@ -282,7 +409,11 @@ class TmaOps(SyncOps):
         if cta is None or not self._in_shared(cta, first, first, count, line):
             return
         if region is None:
-            self.report("out_of_bounds", f"bulk write at {self.engine.memory.describe(where)}", line)
+            self.report(
+                "out_of_bounds",
+                f"bulk write at {self.engine.memory.describe(where)}",
+                line,
+            )
             return
         owner, into = cta, region
 
@@ -301,7 +432,10 @@ class TmaOps(SyncOps):
         bulk.issued = False
 
     def bulk_wait(self, g: Group, count: Value, read: bool, line: int) -> bool:
-        """cp.async.bulk.wait_group(.read): all but the last ``count`` groups are done."""
+        """cp.async.bulk.wait_group(.read).
+
+        All but the last ``count`` groups are done.
+        """
         bulk = self._bulk()
         last = bulk.open - 1 - self._one(g, count, line)
         if last < 0:
@@ -319,11 +453,15 @@ class TmaOps(SyncOps):
         if bulk is None:
             return
         if bulk.issued:
-            self.report("unread_store", f"{self.name} exits with an uncommitted bulk store", 0)
+            self.report(
+                "unread_store", f"{self.name} exits with an uncommitted bulk store", 0
+            )
         elif self.clock.rows[0, bulk.agent] < bulk.open:
             self.report(
-                "unread_store", f"{self.name} exits without waiting (wait_group.read) for its last "
-                "bulk stores", 0,
+                "unread_store",
+                f"{self.name} exits without waiting (wait_group.read) for its last "
+                "bulk stores",
+                0,
             )
 
 
@@ -335,7 +473,9 @@ def _bits(mask: int) -> list[int]:
     return [i for i in range(16) if mask >> i & 1]
 
 
-def _read_box(tensor: TensorMap, at: tuple[int, ...], region: Region | None) -> np.ndarray:
+def _read_box(
+    tensor: TensorMap, at: tuple[int, ...], region: Region | None
+) -> np.ndarray:
     """The box as granules; what lies outside the tensor is zero."""
     parts = clip(tensor, at)
     shape = (*reversed(tensor.box[1:]), tensor.inner_bytes)
@@ -350,12 +490,24 @@ def _read_box(tensor: TensorMap, at: tuple[int, ...], region: Region | None) -> 
     return data.reshape(-1).view(np.complex128)
 
 
-_REDUCE_TYPES = {"f32": np.float32, "f16": np.float16, "u32": np.uint32, "s32": np.int32,
-                 "u64": np.uint64, "f64": np.float64}
+_REDUCE_TYPES = {
+    "f32": np.float32,
+    "f16": np.float16,
+    "u32": np.uint32,
+    "s32": np.int32,
+    "u64": np.uint64,
+    "f64": np.float64,
+}
 
 
-def _write_box(tensor: TensorMap, at: tuple[int, ...], region: Region, granules: np.ndarray,
-               reduction: str | None, line: int) -> None:
+def _write_box(
+    tensor: TensorMap,
+    at: tuple[int, ...],
+    region: Region,
+    granules: np.ndarray,
+    reduction: str | None,
+    line: int,
+) -> None:
     parts = clip(tensor, at)
     if parts is None:
         return
@@ -373,11 +525,17 @@ def _write_box(tensor: TensorMap, at: tuple[int, ...], region: Region, granules:
     old = np.ascontiguousarray(target[outer])
     new = np.ascontiguousarray(data)
     if tensor.type_name == "bf16":
-        wide = [(x.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
-                for x in (old, new)]
+        wide = [
+            (x.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+            for x in (old, new)
+        ]
         from .convert import bf16_bits
 
-        total = bf16_bits((wide[0] + wide[1]).view(np.uint32)).astype(np.uint16).view(np.uint8)
+        total = (
+            bf16_bits((wide[0] + wide[1]).view(np.uint32))
+            .astype(np.uint16)
+            .view(np.uint8)
+        )
     else:
         kind = _REDUCE_TYPES.get(tensor.type_name)
         if kind is None:
@@ -386,5 +544,3 @@ def _write_box(tensor: TensorMap, at: tuple[int, ...], region: Region, granules:
     target[outer] = total
     if region.reduced is not None:
         strided(region.reduced, region, tensor)[outer] = True
-
-

@@ -1,4 +1,6 @@
-"""Warp-wide operations: elect, shuffles, votes, parameters, register hints, end of a warp."""
+"""Warp-wide operations: elect, shuffles, votes, parameters, register hints, end of a
+warp.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,10 @@ class WarpOps(WarpState):
         alive = sum(group.bits for group in self.groups)
         if members & alive & ~g.bits:
             self.report(
-                "misuse", f"a .sync operation names lanes {members:#x} but only {g.bits:#x} "
-                "execute it together", line,
+                "misuse",
+                f"a .sync operation names lanes {members:#x} but only {g.bits:#x} "
+                "execute it together",
+                line,
             )
 
     def elect(self, g: Group, mask: Value, line: int) -> tuple[int, Value]:
@@ -38,8 +42,9 @@ class WarpOps(WarpState):
         """bar.warp.sync."""
         self._whole(g, mask, line)
 
-    def shfl(self, g: Group, mode: str, a: Value, b: Value, c: Value, mask: Value,
-             line: int) -> tuple[Value, Value]:
+    def shfl(
+        self, g: Group, mode: str, a: Value, b: Value, c: Value, mask: Value, line: int
+    ) -> tuple[Value, Value]:
         """shfl.sync: (value, in-range predicate)."""
         if g.n < 32:
             self._whole(g, mask, line)
@@ -78,14 +83,19 @@ class WarpOps(WarpState):
         self._whole(g, mask, line)
         lanes = full(pred, 1) & g.mask
         if mode == "ballot":
-            return int((1 << np.flatnonzero(lanes).astype(object)).sum()) if lanes.any() else 0
+            return (
+                int((1 << np.flatnonzero(lanes).astype(object)).sum())
+                if lanes.any()
+                else 0
+            )
         if mode == "any":
             return bool(lanes.any())
         every = bool(lanes[g.mask].all())
         return every if mode == "all" else every or not lanes.any()
 
-    def redux(self, g: Group, operation: str, kind: str, value: Value, mask: Value,
-              line: int) -> Value:
+    def redux(
+        self, g: Group, operation: str, kind: str, value: Value, mask: Value, line: int
+    ) -> Value:
         """redux.sync on 32-bit integers."""
         self._whole(g, mask, line)
         lanes = full(value, 32)[g.mask]
@@ -94,16 +104,20 @@ class WarpOps(WarpState):
         if kind not in ("s32", "u32", "b32"):
             raise UnsupportedPtx(f"redux .{kind}", line)
         table: dict[str, Any] = {
-            "add": lambda: lanes.astype(np.int64).sum(), "min": lanes.min, "max": lanes.max,
-            "and": lambda: np.bitwise_and.reduce(lanes), "or": lambda: np.bitwise_or.reduce(lanes),
+            "add": lambda: lanes.astype(np.int64).sum(),
+            "min": lanes.min,
+            "max": lanes.max,
+            "and": lambda: np.bitwise_and.reduce(lanes),
+            "or": lambda: np.bitwise_or.reduce(lanes),
             "xor": lambda: np.bitwise_xor.reduce(lanes),
         }
         if operation not in table:
             raise UnsupportedPtx(f"redux.{operation}", line)
         return int(table[operation]()) & M32
 
-    def load_param(self, g: Group, address: Value, size: int, count: int, line: int,
-                   order: str) -> tuple[Value, ...]:
+    def load_param(
+        self, g: Group, address: Value, size: int, count: int, line: int, order: str
+    ) -> tuple[Value, ...]:
         """ld.param: uniform address into the parameter window."""
         if address.__class__ is not int:
             raise UnsupportedPtx("per-lane parameter address", line)
@@ -112,17 +126,27 @@ class WarpOps(WarpState):
         if at < 0 or at + size * count > len(data):
             raise SimError(f"parameter read at offset {at} of {len(data)}", line)
         return tuple(
-            int.from_bytes(data[at + i * size : at + (i + 1) * size], "little") for i in range(count)
+            int.from_bytes(data[at + i * size : at + (i + 1) * size], "little")
+            for i in range(count)
         )
 
     def setmaxnreg(self, g: Group, direction: str, registers: int, line: int) -> None:
-        """Register reallocation has no effect on values; the multiple-of-8 rule is checked."""
+        """Register reallocation has no effect on values; the multiple-of-8 rule is
+        checked.
+        """
         if registers % 8 or not 24 <= registers <= 256:
-            self.report("misuse", f"setmaxnreg {registers}: must be a multiple of 8 in 24..256", line)
+            self.report(
+                "misuse",
+                f"setmaxnreg {registers}: must be a multiple of 8 in 24..256",
+                line,
+            )
         self._whole(g, M32, line)
 
     def griddep(self, kind: str, line: int) -> None:
-        """griddepcontrol: a single launch has no predecessor, so both forms do nothing."""
+        """griddepcontrol: a single launch has no predecessor.
+
+        So both forms do nothing.
+        """
 
     def trap(self, line: int) -> int:
         """trap ends the kernel."""
@@ -136,7 +160,9 @@ class WarpOps(WarpState):
             if rank >= size:
                 self.report("out_of_bounds", f"mapa to CTA rank {rank} of {size}", line)
         elif (rank >= size).any():
-            self.report("out_of_bounds", f"mapa to CTA rank {int(rank.max())} of {size}", line)
+            self.report(
+                "out_of_bounds", f"mapa to CTA rank {int(rank.max())} of {size}", line
+            )
         if address.__class__ is int and rank.__class__ is int:
             return address & 0xFFFFFF | rank << 24
         return full(address, 32) & np.uint32(0xFFFFFF) | full(rank, 32) << np.uint32(24)
@@ -152,7 +178,9 @@ class WarpOps(WarpState):
             self.cta_exit()
 
     def before_exit(self) -> None:
-        """Checks on outstanding asynchronous operations; extended by the operation classes."""
+        """Checks on outstanding asynchronous operations; extended by the operation
+        classes.
+        """
 
     def cta_exit(self) -> None:
         """Checks when the CTA's shared memory is given back."""
@@ -160,8 +188,9 @@ class WarpOps(WarpState):
             if clock > self.cta.exit_rows[agent]:
                 name = self.cluster.clocks.names[agent]
                 self.report(
-                    "race", f"CTA {self.cta.label} may exit before an access to its shared memory by "
-                    f"{name}: no cluster barrier orders it", line,
+                    "race",
+                    f"CTA {self.cta.label} may exit before an access to its shared "
+                    f"memory by "
+                    f"{name}: no cluster barrier orders it",
+                    line,
                 )
-
-

@@ -1,10 +1,10 @@
 """wgmma: asynchronous warpgroup MMA with register accumulators.
 
-Each of the four warps issues the instruction; the operation runs once all have. Accumulators
-live in a ``Tile`` (64 x n f32) from the first wgmma on, and go back to registers only when another
-instruction touches one (``materialise``), so that a main loop moves no register. Touching them
-before ``wait_group``, or a wgmma without ``wgmma.fence`` behind register accesses, is a finding.
-"""
+Each of the four warps issues the instruction; the operation runs once all have.
+Accumulators live in a ``Tile`` (64 x n f32) from the first wgmma on, and go back to
+registers only when another instruction touches one (``materialise``), so that a main
+loop moves no register. Touching them before ``wait_group``, or a wgmma without
+``wgmma.fence`` behind register accesses, is a finding."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ class Tile:
     def __init__(self, shape: WgmmaShape) -> None:
         self.shape = shape
         self.registers = frozenset(shape.registers)
-        self.values = np.zeros((64, shape.n), np.float32 if shape.d_type == "f32" else np.int32)
+        self.values = np.zeros(
+            (64, shape.n), np.float32 if shape.d_type == "f32" else np.int32
+        )
         self.resident = [False] * 4
         self.last = [0] * 4
 
@@ -36,11 +38,31 @@ class Tile:
 class Operation:
     """One wgmma instance; ready once all four warps issued it."""
 
-    __slots__ = ("a", "a_rows", "b", "born", "flags", "issuers", "rows", "scale_d", "sequence", "shape",
-                 "tile")
+    __slots__ = (
+        "a",
+        "a_rows",
+        "b",
+        "born",
+        "flags",
+        "issuers",
+        "rows",
+        "scale_d",
+        "sequence",
+        "shape",
+        "tile",
+    )
 
-    def __init__(self, shape: WgmmaShape, tile: Tile, sequence: int, a: Value | None, b: int,
-                 scale_d: bool, flags: tuple[bool, ...], rows: np.ndarray) -> None:
+    def __init__(
+        self,
+        shape: WgmmaShape,
+        tile: Tile,
+        sequence: int,
+        a: Value | None,
+        b: int,
+        scale_d: bool,
+        flags: tuple[bool, ...],
+        rows: np.ndarray,
+    ) -> None:
         self.shape = shape
         self.tile = tile
         self.sequence = sequence
@@ -59,7 +81,9 @@ class Warpgroup:
 
     def __init__(self, cta: Cta, index: int) -> None:
         self.cta = cta
-        self.agent = cta.cluster.clocks.add(f"wgmma of CTA {cta.label} warpgroup {index}")
+        self.agent = cta.cluster.clocks.add(
+            f"wgmma of CTA {cta.label} warpgroup {index}"
+        )
         self.key = ("wgmma", cta.label, index)
         self.queue = cta.cluster.engine.queue(self.key)
         self.issued = [0] * 4
@@ -78,8 +102,8 @@ class Warpgroup:
     def run(self, operation: Operation) -> bool:
         """Execute the oldest operation; False while a warp has not issued it.
 
-        Directly following operations that continue along K run in the same matrix product.
-        """
+        Directly following operations that continue along K run in the same matrix
+        product."""
         if operation.sequence < self.executed:
             return True
         if operation.issuers < 4:
@@ -87,13 +111,21 @@ class Warpgroup:
         batch = [operation]
         while True:
             following = self.pending.get(operation.sequence + len(batch))
-            if following is None or not self._continues(operation, following, len(batch)):
+            if following is None or not self._continues(
+                operation, following, len(batch)
+            ):
                 break
             batch.append(following)
         trace = self.cta.cluster.engine.trace
         if trace:
-            trace.operation("wgmma", self.cta.label, f"wgmma {operation.sequence}", operation.born,
-                            steps=len(batch), line=operation.shape.line)
+            trace.operation(
+                "wgmma",
+                self.cta.label,
+                f"wgmma {operation.sequence}",
+                operation.born,
+                steps=len(batch),
+                line=operation.shape.line,
+            )
         self._multiply(operation, len(batch))
         self.executed = batch[-1].sequence + 1
         for done in batch:
@@ -105,17 +137,30 @@ class Warpgroup:
     def _continues(self, first: Operation, following: Operation, steps: int) -> bool:
         """Is ``following`` the next 32 bytes of the same 128-byte swizzled rows?"""
         if (
-            following.issuers < 4 or following.tile is not first.tile or not following.scale_d
-            or following.flags != first.flags or first.flags[2] or first.flags[3]
-            or first.a is None or following.a is None or first.b >> 62 != 1 or first.a >> 62 != 1
+            following.issuers < 4
+            or following.tile is not first.tile
+            or not following.scale_d
+            or following.flags != first.flags
+            or first.flags[2]
+            or first.flags[3]
+            or first.a is None
+            or following.a is None
+            or first.b >> 62 != 1
+            or first.a >> 62 != 1
         ):
             return False
         step = 2 * steps
-        same = following.shape.k == first.shape.k and following.shape.a_type == first.shape.a_type
+        same = (
+            following.shape.k == first.shape.k
+            and following.shape.a_type == first.shape.a_type
+        )
         return bool(
-            same and following.shape.b_type == first.shape.b_type
-            and following.a == first.a + step and following.b == first.b + step
-            and (first.a & 7) + step < 8 and (first.b & 7) + step < 8
+            same
+            and following.shape.b_type == first.shape.b_type
+            and following.a == first.a + step
+            and following.b == first.b + step
+            and (first.a & 7) + step < 8
+            and (first.b & 7) + step < 8
         )
 
     def _multiply(self, operation: Operation, steps: int) -> None:
@@ -129,9 +174,13 @@ class Warpgroup:
         else:
             assert operation.a is not None
             source = operands.decode_sm90(operation.a)
-            a = self._fetch(source, 64, k, shape.a_type, trans_a, stamp, clock, shape.line)
+            a = self._fetch(
+                source, 64, k, shape.a_type, trans_a, stamp, clock, shape.line
+            )
         other = operands.decode_sm90(operation.b)
-        b = self._fetch(other, shape.n, k, shape.b_type, trans_b, stamp, clock, shape.line)
+        b = self._fetch(
+            other, shape.n, k, shape.b_type, trans_b, stamp, clock, shape.line
+        )
         product = a @ b.T
         if negate_a != negate_b:
             product = -product
@@ -143,17 +192,30 @@ class Warpgroup:
         else:
             values[...] = product
 
-    def _fetch(self, source: SmemOperand, mn: int, k: int, kind: str, mn_major: bool, stamp: Stamp,
-               clock: int, line: int) -> np.ndarray:
+    def _fetch(
+        self,
+        source: SmemOperand,
+        mn: int,
+        k: int,
+        kind: str,
+        mn_major: bool,
+        stamp: Stamp,
+        clock: int,
+        line: int,
+    ) -> np.ndarray:
         index = operands.granules_of(source, mn, k, kind, mn_major)
         cta = self.cta
         if int(index.max()) >= len(cta.views[16]):
             cta.cluster.engine.report(
-                "out_of_bounds", f"wgmma operand reaches byte {int(index.max()) * 16 + 15:#x} of shared "
-                f"memory, the CTA owns {cta.shared_bytes:#x}", line,
+                "out_of_bounds",
+                f"wgmma operand reaches byte {int(index.max()) * 16 + 15:#x} of shared "
+                f"memory, the CTA owns {cta.shared_bytes:#x}",
+                line,
             )
             return np.zeros((mn, k), np.float32)
-        cta.shadow.read(index.reshape(-1), self.agent, clock, stamp.need, stamp.order, line)
+        cta.shadow.read(
+            index.reshape(-1), self.agent, clock, stamp.need, stamp.order, line
+        )
         return operands.fetch(cta.views[16], index, kind, mn_major)
 
 
@@ -179,8 +241,18 @@ class WgmmaOps(TmaOps):
         """wgmma.fence: register accesses are ordered before the following wgmma."""
         self._wg_unfenced = False
 
-    def wgmma(self, g: Group, shape: WgmmaShape, a: Value | None, b: Value, scale_d: Value,
-              negate_a: bool, negate_b: bool, trans_a: bool, trans_b: bool) -> None:
+    def wgmma(
+        self,
+        g: Group,
+        shape: WgmmaShape,
+        a: Value | None,
+        b: Value,
+        scale_d: Value,
+        negate_a: bool,
+        negate_b: bool,
+        trans_a: bool,
+        trans_b: bool,
+    ) -> None:
         """Issue by one warp."""
         group, lane = self._warpgroup(), self.index % 4
         self._whole(g, 0xFFFFFFFF, shape.line)
@@ -188,7 +260,8 @@ class WgmmaOps(TmaOps):
             raise UnsupportedPtx("wgmma scale-d differs between lanes", shape.line)
         if self._wg_unfenced:
             self.report(
-                "async_register", "wgmma without wgmma.fence behind accesses of its registers",
+                "async_register",
+                "wgmma without wgmma.fence behind accesses of its registers",
                 shape.line,
             )
             self._wg_unfenced = False
@@ -204,28 +277,41 @@ class WgmmaOps(TmaOps):
         if operation is None:
             first = None if a is None else self._one(g, a, shape.line)
             operation = Operation(
-                shape, tile, sequence, first, self._one(g, b, shape.line), scale_d, flags, rows
+                shape,
+                tile,
+                sequence,
+                first,
+                self._one(g, b, shape.line),
+                scale_d,
+                flags,
+                rows,
             )
             if self.engine.trace:
                 operation.born = self.engine.trace.now
             group.pending[sequence] = operation
-            group.queue.append(lambda: group.run(operation))  # type: ignore[arg-type]
+            group.queue.append(lambda: group.run(operation))
         else:
             mine = (shape.line, a, b, scale_d)
             theirs = (operation.shape.line, operation.a, operation.b, operation.scale_d)
             if mine != theirs:
                 self.report(
-                    "misuse", f"warps of a warpgroup disagree on wgmma: {mine} and {theirs}", shape.line
+                    "misuse",
+                    f"warps of a warpgroup disagree on wgmma: {mine} and {theirs}",
+                    shape.line,
                 )
             operation.rows = np.maximum(operation.rows, rows)
         if shape.a_registers:
             self._register_operand(g, operation, shape, lane)
         operation.issuers += 1
 
-    def _load_tile(self, g: Group, group: Warpgroup, tile: Tile, lane: int, keep: bool) -> None:
+    def _load_tile(
+        self, g: Group, group: Warpgroup, tile: Tile, lane: int, keep: bool
+    ) -> None:
         for other in group.tiles.values():
-            if other is not tile and other.resident[lane] and (
-                not other.registers.isdisjoint(tile.registers)
+            if (
+                other is not tile
+                and other.resident[lane]
+                and (not other.registers.isdisjoint(tile.registers))
             ):
                 self._write_back(group, other, lane, tile.shape.line)
         tile.resident[lane] = True
@@ -233,29 +319,38 @@ class WgmmaOps(TmaOps):
             registers = g.R
             stack = np.stack([full(registers[r], 32) for r in tile.shape.registers])
             n = tile.shape.n
-            blocks = stack.reshape(n // 8, 2, 2, 8, 4).transpose(1, 3, 0, 4, 2).reshape(16, n)
+            blocks = (
+                stack.reshape(n // 8, 2, 2, 8, 4)
+                .transpose(1, 3, 0, 4, 2)
+                .reshape(16, n)
+            )
             tile.values[16 * lane : 16 * lane + 16] = blocks.view(tile.values.dtype)
 
-    def _register_operand(self, g: Group, operation: Operation, shape: WgmmaShape, lane: int
-                          ) -> None:
-        """A from registers: four 32-bit registers hold two row halves and two column halves."""
+    def _register_operand(
+        self, g: Group, operation: Operation, shape: WgmmaShape, lane: int
+    ) -> None:
+        """A from registers: four 32-bit registers hold two row halves and two column
+        halves.
+        """
         size = operands.item_bytes(shape.a_type)
         per = 4 // size
         stack = np.stack([full(g.R[r], 32) for r in shape.a_registers])
         raw = stack.reshape(2, 2, 8, 4).transpose(1, 2, 0, 3)
         rows = operands.to_f32(
-            np.ascontiguousarray(raw).view(np.uint8).reshape(16, 2 * 4 * per * size), shape.a_type
+            np.ascontiguousarray(raw).view(np.uint8).reshape(16, 2 * 4 * per * size),
+            shape.a_type,
         )
         if operation.a_rows is None:
             operation.a_rows = np.zeros((64, shape.k), np.float32)
         operation.a_rows[16 * lane : 16 * lane + 16] = rows
 
-    def materialise(self, touched: tuple[frozenset[int], frozenset[int]], line: int) -> None:
+    def materialise(
+        self, touched: tuple[frozenset[int], frozenset[int]], line: int
+    ) -> None:
         """Write resident accumulators back to registers: other instructions touch them.
 
-        ``touched`` holds the registers that arithmetic and stores use, and those that only plain moves
-        use; the latter need no ``wgmma.fence``.
-        """
+        ``touched`` holds the registers that arithmetic and stores use, and those that
+        only plain moves use; the latter need no ``wgmma.fence``."""
         group = self._wg
         hard, soft = touched
         if hard:
@@ -273,8 +368,10 @@ class WgmmaOps(TmaOps):
     def _write_back(self, group: Warpgroup, tile: Tile, lane: int, line: int) -> None:
         if tile.last[lane] > self._wg_retired:
             self.report(
-                "async_register", "accumulator registers are touched before wgmma.wait_group "
-                f"retires the wgmma at PTX line {tile.shape.line}", line,
+                "async_register",
+                "accumulator registers are touched before wgmma.wait_group "
+                f"retires the wgmma at PTX line {tile.shape.line}",
+                line,
             )
             self.engine.drain(group.key)
         tile.resident[lane] = False
@@ -314,4 +411,6 @@ class WgmmaOps(TmaOps):
         super().before_exit()
         group = self._wg
         if group is not None and group.issued[self.index % 4] > self._wg_retired:
-            self.report("async_register", f"{self.name} exits with wgmma not waited for", 0)
+            self.report(
+                "async_register", f"{self.name} exits with wgmma not waited for", 0
+            )

@@ -1,11 +1,10 @@
 """PTX text to instructions.
 
-In: PTX text as produced by NVVM (inline assembly with its own scopes included).
-Out: ``Kernel`` objects: parameters, registers, shared variables and a flat list of
-``Instr`` with resolved labels. Knows the grammar, not the meaning of any opcode. Registers
-and labels of nested ``{ }`` scopes get unique names (``P1@3``), because inline assembly
-repeats them.
-"""
+In: PTX text as produced by NVVM (inline assembly with its own scopes included). Out:
+``Kernel`` objects: parameters, registers, shared variables and a flat list of ``Instr``
+with resolved labels. Knows the grammar, not the meaning of any opcode. Registers and
+labels of nested ``{ }`` scopes get unique names (``P1@3``), because inline assembly
+repeats them."""
 
 from __future__ import annotations
 
@@ -73,7 +72,10 @@ Operand = Reg | Imm | Sym | Sink | Vec | Dual | Mem
 
 @dataclass
 class Instr:
-    """One instruction: ``parts`` is the opcode split at dots; ``guard`` the predicate."""
+    """One instruction: ``parts`` is the opcode split at dots.
+
+    ``guard`` the predicate.
+    """
 
     line: int
     opcode: str
@@ -134,7 +136,8 @@ _TYPE_BYTES = {
 }
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\(", re.S)
 _PARAM = re.compile(
-    r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)\s+(?:\.ptr\s*(?:\.\w+\s*)?(?:\.align\s+\d+\s*)?)?"
+    r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)\s+"
+    r"(?:\.ptr\s*(?:\.\w+\s*)?(?:\.align\s+\d+\s*)?)?"
     r"([\w$]+)(?:\[(\d+)\])?"
 )
 _VARIABLE = re.compile(r"(?:\.align\s+(\d+)\s+)?\.(\w+)\s+([\w$]+)(?:\[(\d*)\])?")

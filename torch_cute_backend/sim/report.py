@@ -1,8 +1,8 @@
 """What a simulation hands back: findings, counts and errors.
 
 Owns the frozen result types of the simulator and its exception classes. A *finding* is
-something wrong (or doubtful) in the simulated kernel; an *error* means that the simulator
-cannot or must not continue (unknown opcode, malformed PTX, wrong arguments).
+something wrong (or doubtful) in the simulated kernel; an *error* means that the
+simulator cannot or must not continue (unknown opcode, malformed PTX, wrong arguments).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Finding:
 
     ``kind`` is a stable short name (``race``, ``deadlock``, ``uninitialised``,
     ``out_of_bounds``, ``misuse``, ``double_write``, ``missing_write``, ``proxy``,
-    ``async_register``, ``tmem``, ``unread_store``); ``role`` is a role name when the caller gave a role
-    map, else ``"warp N"``. ``advice`` findings are reported but do not make a run fail.
-    """
+    ``async_register``, ``tmem``, ``unread_store``); ``role`` is a role name when the
+    caller gave a role map, else ``"warp N"``. ``advice`` findings are reported but do
+    not make a run fail."""
 
     kind: str
     message: str
@@ -55,10 +55,10 @@ class Finding:
 class SimReport:
     """Result of one simulated launch.
 
-    ``findings`` holds faults, ``notes`` holds advice. ``counts`` maps a role or warp name
-    to executed instruction counts, summed over CTAs. ``tiles_written_once`` is None when no output
-    tensor was named. ``seconds`` is simulation time without compilation.
-    """
+    ``findings`` holds faults, ``notes`` holds advice. ``counts`` maps a role or warp
+    name to executed instruction counts, summed over CTAs. ``tiles_written_once`` is
+    None when no output tensor was named. ``seconds`` is simulation time without
+    compilation."""
 
     findings: tuple[Finding, ...]
     notes: tuple[Finding, ...]

@@ -1,10 +1,10 @@
 """The scheduler: warps, asynchronous operations, modes, deadlock.
 
-Modes: ``eager`` completes asynchronous operations as soon as possible; ``lazy`` completes them one at a time and
-only when every warp is blocked (bulk stores last); ``random:SEED`` interleaves warps and
-operations in a seeded order and lets ``try_wait`` fail spuriously. Tensor-core and wgmma
-operations are FIFO queues; TMA loads and bulk stores are unordered.
-"""
+Modes: ``eager`` completes asynchronous operations as soon as possible; ``lazy``
+completes them one at a time and only when every warp is blocked (bulk stores last);
+``random:SEED`` interleaves warps and operations in a seeded order and lets ``try_wait``
+fail spuriously. Tensor-core and wgmma operations are FIFO queues; TMA loads and bulk
+stores are unordered."""
 
 from __future__ import annotations
 
@@ -96,7 +96,10 @@ class Engine:
             self.stores.append(task)
 
     def queue(self, key: Hashable) -> deque[Callable[[], bool]]:
-        """FIFO queue of a tensor pipe. An entry returns False while it cannot run yet."""
+        """FIFO queue of a tensor pipe.
+
+        An entry returns False while it cannot run yet.
+        """
         found = self.queues.get(key)
         if found is None:
             found = self.queues[key] = deque()
@@ -216,12 +219,15 @@ class Engine:
         for warp in stuck:
             role = self.roles.get(warp.index, "")
             lines.append(
-                f"{warp.name}{f' ({role})' if role else ''} waits at PTX line {warp.wait_line} for "
+                f"{warp.name}{f' ({role})' if role else ''} waits at PTX line "
+                f"{warp.wait_line} for "
                 f"{warp.waiting}"
             )
         pending = sum(1 for queue in self.queues.values() if queue)
         if pending:
-            lines.append(f"{pending} tensor pipes hold operations that not all warps have issued")
+            lines.append(
+                f"{pending} tensor pipes hold operations that not all warps have issued"
+            )
         first = stuck[0]
         self.report("deadlock", "; ".join(lines[:24]), first.wait_line, first)
 

@@ -1,8 +1,7 @@
 """Run launches through the engine and build the report.
 
-``run_launch`` is the core entry without any DSL: PTX text, a ``Launch`` and tensor regions in, a
-``SimReport`` out. ``simulate`` (in the package) adds launch capture.
-"""
+``run_launch`` is the core entry without any DSL: PTX text, a ``Launch`` and tensor
+regions in, a ``SimReport`` out. ``simulate`` (in the package) adds launch capture."""
 
 from __future__ import annotations
 
@@ -98,8 +97,13 @@ def run_launch(
         notes=tuple(f for f in found if f.advice),
         counts={name: dict(c) for name, c in counts.items()},
         tiles_written_once=once if not engine.deadlocked else False,
-        seconds=seconds, mode=mode, grid=launch.grid, cluster=launch.cluster, kernel=launch.kernel,
-        deadlocked=engine.deadlocked, ptx=ptx,
+        seconds=seconds,
+        mode=mode,
+        grid=launch.grid,
+        cluster=launch.cluster,
+        kernel=launch.kernel,
+        deadlocked=engine.deadlocked,
+        ptx=ptx,
     )
 
 
@@ -120,7 +124,8 @@ def _pack_params(program: Program, launch: Launch) -> bytes:
     sizes = [p.size for p in program.kernel.params]
     if [len(p) for p in launch.params] != sizes:
         raise SimError(
-            f"launch has parameters of {[len(p) for p in launch.params]} bytes, the kernel {sizes}"
+            f"launch has parameters of {[len(p) for p in launch.params]} bytes, "
+            f"the kernel {sizes}"
         )
     packed = b""
     for value in launch.params:
@@ -128,8 +133,12 @@ def _pack_params(program: Program, launch: Launch) -> bytes:
     return packed
 
 
-def _count(warps: list[Warp], program: Program, roles: Mapping[int, str],
-           counts: dict[str, Counter[str]]) -> None:
+def _count(
+    warps: list[Warp],
+    program: Program,
+    roles: Mapping[int, str],
+    counts: dict[str, Counter[str]],
+) -> None:
     for warp in warps:
         total: Counter[str] = Counter()
         for executed, categories in zip(warp.counts, program.categories, strict=True):

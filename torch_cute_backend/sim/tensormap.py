@@ -13,17 +13,42 @@ import numpy as np
 
 from .report import UnsupportedPtx
 
-_ITEM_BITS = {0: 8, 1: 16, 2: 32, 3: 32, 4: 64, 5: 64, 6: 16, 7: 32, 8: 32, 9: 64, 10: 16, 11: 4}
-_TYPE_NAMES = ("u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f32ftz", "f64", "bf16", "u4")
+_ITEM_BITS = {
+    0: 8,
+    1: 16,
+    2: 32,
+    3: 32,
+    4: 64,
+    5: 64,
+    6: 16,
+    7: 32,
+    8: 32,
+    9: 64,
+    10: 16,
+    11: 4,
+}
+_TYPE_NAMES = (
+    "u8",
+    "u16",
+    "u32",
+    "s32",
+    "u64",
+    "s64",
+    "f16",
+    "f32",
+    "f32ftz",
+    "f64",
+    "bf16",
+    "u4",
+)
 
 
 @dataclass(frozen=True)
 class TensorMap:
     """A decoded tensor map; ``strides`` and ``box`` inner extents are in bytes.
 
-    ``dims``, ``box`` run from the innermost dimension outwards; ``strides[0]`` belongs to
-    dimension 1 (dimension 0 is dense).
-    """
+    ``dims``, ``box`` run from the innermost dimension outwards; ``strides[0]`` belongs
+    to dimension 1 (dimension 0 is dense)."""
 
     address: int
     type_name: str
@@ -47,7 +72,9 @@ class TensorMap:
     @property
     def footprint(self) -> int:
         """Bytes from the first to behind the last element in global memory."""
-        reach = sum((n - 1) * s for n, s in zip(self.dims[1:], self.strides, strict=True))
+        reach = sum(
+            (n - 1) * s for n, s in zip(self.dims[1:], self.strides, strict=True)
+        )
         return reach + self.dims[0] * self.item_bits // 8
 
 
@@ -60,26 +87,47 @@ def decode(raw: bytes) -> TensorMap:
     dtype = w1 >> 7 & 15
     interleave, swizzle = w1 >> 11 & 3, w1 >> 13 & 3
     if dtype not in _ITEM_BITS or rank > 5:
-        raise UnsupportedPtx(f"tensor map: data type code {dtype}, rank {rank}: not a tensor map?")
+        raise UnsupportedPtx(
+            f"tensor map: data type code {dtype}, rank {rank}: not a tensor map?"
+        )
     if interleave or w1 >> 15 & 1:
         raise UnsupportedPtx("tensor map with interleave or NaN fill")
     if w1 & 0xFFC0000D:
-        raise UnsupportedPtx(f"tensor map with unknown bits {w1 & 0xFFC0000D:#x} in word 1")
+        raise UnsupportedPtx(
+            f"tensor map with unknown bits {w1 & 0xFFC0000D:#x} in word 1"
+        )
     atom = {0: 16, 1: 32}.get(w1 >> 19 & 3)
     if atom is None or (atom == 32 and swizzle != 3):
         raise UnsupportedPtx(f"tensor map with swizzle atom code {w1 >> 19 & 3}")
     low = [w1 >> 32, w[2] & 0xFFFFFFFF, w[2] >> 32, w[3] & 0xFFFFFFFF]
     high = [w[3] >> 32 & 15, w[3] >> 36 & 15, w[3] >> 40 & 15, w[3] >> 44 & 15]
     strides = [(a | b << 32) << 4 for a, b in zip(low, high, strict=True)]
-    sizes = [w[4] & 0xFFFFFFFF, w[4] >> 32, w[5] & 0xFFFFFFFF, w[5] >> 32, w[6] & 0xFFFFFFFF]
-    box = [w[6] >> 56 & 255, w[7] & 255, w[7] >> 8 & 255, w[7] >> 16 & 255, w[7] >> 24 & 255]
+    sizes = [
+        w[4] & 0xFFFFFFFF,
+        w[4] >> 32,
+        w[5] & 0xFFFFFFFF,
+        w[5] >> 32,
+        w[6] & 0xFFFFFFFF,
+    ]
+    box = [
+        w[6] >> 56 & 255,
+        w[7] & 255,
+        w[7] >> 8 & 255,
+        w[7] >> 16 & 255,
+        w[7] >> 24 & 255,
+    ]
     element_strides = [(w[6] >> 32 + 3 * i & 7) + 1 for i in range(rank)]
     if any(s != 1 for s in element_strides):
         raise UnsupportedPtx(f"tensor map with element strides {element_strides}")
     bits = _ITEM_BITS[dtype]
     found = TensorMap(
-        w[0], _TYPE_NAMES[dtype], bits, tuple(n + 1 for n in sizes[:rank]),
-        tuple(strides[: rank - 1]), tuple(n + 1 for n in box[:rank]), (0, 32, 64, 128)[swizzle],
+        w[0],
+        _TYPE_NAMES[dtype],
+        bits,
+        tuple(n + 1 for n in sizes[:rank]),
+        tuple(strides[: rank - 1]),
+        tuple(n + 1 for n in box[:rank]),
+        (0, 32, 64, 128)[swizzle],
         atom,
     )
     if found.inner_bytes % 16:
@@ -90,7 +138,11 @@ def decode(raw: bytes) -> TensorMap:
 
 
 def encode(
-    address: int, type_name: str, dims: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...],
+    address: int,
+    type_name: str,
+    dims: tuple[int, ...],
+    strides: tuple[int, ...],
+    box: tuple[int, ...],
     swizzle_bytes: int = 0,
 ) -> bytes:
     """Inverse of ``decode`` for hand-written launches and tests."""
