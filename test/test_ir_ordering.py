@@ -424,7 +424,7 @@ CASES = (
     Case(
         "lost_write_is_not_complete_at_a_barrier",
         lambda: replace(
-            in_region(sm90(), "math", LostWrite(buffer=LOOSE)),
+            in_region(sm90(), "load", LostWrite(buffer=LOOSE)),
             post=(CtaBarrier(), PlainRead(buffer=LOOSE)),
         ),
         "unordered accesses of loose",
@@ -608,6 +608,7 @@ class TestNamedBarriers(TestCase):
     def test_every_warp_writes(self):
         """Four warps write the same elements, with nothing between them."""
         self.assertFalse(self.ordered(two_roles((), (SET,))))
+        self.assertFalse(self.ordered(two_roles((), (), heads=((), (SET,)))))
 
     def test_one_warp_writes_in_its_own_order(self):
         self.assertTrue(self.ordered(two_roles((SET, GET), ())))

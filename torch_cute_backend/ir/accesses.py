@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 
 from torch_cute_backend.ir.effects import Alloc, Effect, Free, Read, Write
 from torch_cute_backend.ir.ops import Stmt
@@ -121,10 +122,17 @@ def conflicts(
                 yield x, y
 
 
-def side(pipeline: Pipeline, role: Role | None) -> str | None:
-    """Which end of ``pipeline`` the role is."""
+class End(str, Enum):
+    """The two ends of a pipeline."""
+
+    PRODUCER = "producer"
+    CONSUMER = "consumer"
+
+
+def end_of(pipeline: Pipeline, role: Role | None) -> End | None:
+    """Which end of ``pipeline`` the role is, if any."""
     if role is None:
         return None
     if role.name == pipeline.producer:
-        return "producer"
-    return "consumer" if role.name == pipeline.consumer else None
+        return End.PRODUCER
+    return End.CONSUMER if role.name == pipeline.consumer else None

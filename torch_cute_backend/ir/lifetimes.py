@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from torch_cute_backend.ir.accesses import Access, Race, accesses, side
+from torch_cute_backend.ir.accesses import Access, End, Race, accesses, end_of
 from torch_cute_backend.ir.dataflow import ConsumerRelease, ProducerTail
 from torch_cute_backend.ir.effects import (
     Alloc,
@@ -56,7 +56,7 @@ def is_tail(site: Site, pipeline: Pipeline) -> bool:
         isinstance(stmt, ProducerTail)
         and stmt.pipeline == pipeline
         and site.section.after_loop
-        and side(pipeline, site.role) == "producer"
+        and end_of(pipeline, site.role) is End.PRODUCER
     )
 
 

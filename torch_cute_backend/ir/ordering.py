@@ -24,11 +24,12 @@ from itertools import combinations
 
 from torch_cute_backend.ir.accesses import (
     Access,
+    End,
     Race,
     accesses,
     conflict,
     conflicts,
-    side,
+    end_of,
     unordered,
 )
 from torch_cute_backend.ir.dataflow import MmaDrain
@@ -109,7 +110,7 @@ class _Check:
         pipeline = self._bracket(access)
         if pipeline is None:
             return self.schedules.drained(access.site, access.effect)
-        if side(pipeline, access.site.role) == "producer":
+        if end_of(pipeline, access.site.role) is End.PRODUCER:
             return True
         return self._consumer_done(pipeline)
 
@@ -131,11 +132,11 @@ class _Check:
     def _bracket(self, access: Access) -> Pipeline | None:
         """The pipeline whose held stage covers this access and its completion."""
         for pipeline in self.in_step:
-            end = side(pipeline, access.site.role)
+            end = end_of(pipeline, access.site.role)
             held = access.site.holds_pipeline(pipeline) is not None
             if not held or access.buffer not in pipeline.carries:
                 continue
-            covered = {"producer": _announced, "consumer": _given_back}
+            covered = {End.PRODUCER: _announced, End.CONSUMER: _given_back}
             if end in covered and covered[end](access, pipeline):
                 return pipeline
         return None
@@ -144,18 +145,18 @@ class _Check:
         pipeline = self._bracket(x)
         if pipeline is None or pipeline != self._bracket(y):
             return False
-        return side(pipeline, x.site.role) != side(pipeline, y.site.role)
+        return end_of(pipeline, x.site.role) != end_of(pipeline, y.site.role)
 
     def _after_pipeline(self, x: Access, y: Access) -> bool:
         """Is bracketed ``x`` over when ``y``, behind its role's loop, runs?"""
         pipeline = self._bracket(x)
         if pipeline is None or not y.site.section.after_loop:
             return False
-        if side(pipeline, y.site.role) == "producer":
+        if end_of(pipeline, y.site.role) is End.PRODUCER:
             # The tail follows every release, hence every wait, hence every commit.
             return pipeline in y.site.tailed
-        return side(pipeline, x.site.role) == "producer" and (
-            side(pipeline, y.site.role) == "consumer"
+        return end_of(pipeline, x.site.role) is End.PRODUCER and (
+            end_of(pipeline, y.site.role) is End.CONSUMER
         )
 
     # --- pairs of one role
@@ -192,7 +193,7 @@ class _Check:
         pipeline = self._bracket(x)
         if pipeline is None or pipeline != self._bracket(y):
             return False
-        if side(pipeline, x.site.role) != "producer":
+        if end_of(pipeline, x.site.role) is not End.PRODUCER:
             return False
         since = (x.site.holds_pipeline(pipeline), y.site.holds_pipeline(pipeline))
         if since[0] != since[1]:
