@@ -36,7 +36,7 @@ setup(
             "pytest-timeout",
             "ruff>=0.9",
         ],
-        "bench": ["tabulate"],
+        "bench": ["nvidia-matmul-heuristics"],
     },
     entry_points={
         "console_scripts": ["torch-cute = torch_cute_backend.cli.main:main"],
