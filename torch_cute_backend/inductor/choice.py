@@ -125,14 +125,17 @@ class CuteCaller(TritonTemplateCaller):  # type: ignore[misc]
 
         Args:
             args: one tensor a distinct input buffer: the buffers, not our views.
+            out: the output's buffer.
         """
         request = self.candidate.request
+        buffers = dict(zip(request.inputs, args, strict=False))
+        buffers[request.out.name] = out
         status = timing.time_source(
             self.candidate.build.source,
             (request.a, request.b),
             (request.out,),
             request.epilogue.inputs,
-            dict(zip(request.inputs, args, strict=False)),
+            buffers,
             request.device,
         )
         if isinstance(status, Status):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._inductor import ir
 
 from torch_cute_backend.dtypes import DTYPES, DType
 from torch_cute_backend.epilogue.graph import EpilogueBuilder, InputKind
@@ -266,7 +267,7 @@ def _epilogue(
             return result
         value = result
     if call.get("scale_result") is not None and out_dtype.is_fp8:
-        view = view_of(call.get("scale_result"))
+        view = view_of(ir.ExternKernel.realize_input(call.get("scale_result")))
         if isinstance(view, Status):
             return view
         if not _is_single(view) or view.dtype is not torch.float32:

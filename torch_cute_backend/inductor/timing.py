@@ -112,7 +112,7 @@ def _tensor(
         enough = base.untyped_storage().size() >= needed * dtype.itemsize
         if enough and base.dtype is dtype:
             return base.as_strided(size, stride, offset)
-    fresh = torch.randint(-2, 3, (needed,), device=device).to(dtype)
+    fresh = torch.randint(-2, 3, (needed,), device=device, dtype=torch.int8).to(dtype)
     return fresh.as_strided(size, stride, offset)
 
 
