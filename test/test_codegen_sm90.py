@@ -17,6 +17,7 @@ from torch.testing._internal.common_utils import (
 )
 
 from torch_cute_backend.arch import SM90
+from torch_cute_backend.codegen.module import print_module
 from torch_cute_backend.codegen.source import KernelSource
 from torch_cute_backend.dtypes import BFLOAT16, E4M3, FLOAT32, DType
 from torch_cute_backend.errors import CodegenError
@@ -248,11 +249,9 @@ class TestArguments(TestCase):
 
 class TestErrors(TestCase):
     def test_unknown_arch(self):
-        s = build(fp8(), S64, SM90)
-        from torch_cute_backend.codegen.module import print_module
-
-        with self.assertRaisesRegex(CodegenError, "no emitter for sm_80"):
-            print_module(s.after, fp8(), S64, replace(SM90, name="sm_80"), [])
+        program = build(fp8(), S64, SM90).after
+        with self.assertRaisesRegex(CodegenError, "no emitter for mfma of sm_90a"):
+            print_module(program, fp8(), S64, replace(SM90, mma="mfma"), [])
 
 
 instantiate_parametrized_tests(TestGolden)

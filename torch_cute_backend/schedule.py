@@ -12,6 +12,7 @@ from typing import Any
 from torch_cute_backend.arch.spec import ArchSpec
 from torch_cute_backend.errors import TableError
 from torch_cute_backend.problem import GemmProblem
+from torch_cute_backend.schedulers import SCHEDULERS
 from torch_cute_backend.status import Status
 
 _TEXT_FIELDS = ("l2_policy", "scheduler", "raster", "store", "shared_loop")
@@ -29,7 +30,7 @@ class GemmSchedule:
         cluster_m, cluster_n: cluster shape in CTAs; loads are multicast across it.
         cta_group: CTAs that share one tcgen05 MMA, 1 or 2.
         math_warpgroups: wgmma warpgroups that split ``tile_m`` (cooperative).
-        scheduler: ``"static_persistent"`` or ``"single_tile"``.
+        scheduler: a name of ``schedulers.SCHEDULERS``, as ``"static_persistent"``.
         raster: ``"along_m"`` or ``"along_n"``: which tile index runs fastest;
             ``"grouped"``: along M within bands of ``group_m`` cluster rows, so that
             the tiles of one wave share more of A and B in L2.
@@ -98,7 +99,13 @@ class GemmSchedule:
 
     def validate(self, problem: GemmProblem, arch: ArchSpec) -> Status:
         """Does this schedule fit the problem and the arch? Reasons name the numbers."""
-        status = problem.validate()
+        status = problem.validate() & Status.check(
+            (
+                self.scheduler in SCHEDULERS,
+                f"scheduler {self.scheduler!r} is unknown; known: "
+                f"{', '.join(SCHEDULERS)}",
+            ),
+        )
         return arch.check_schedule(problem, self) if status else status
 
 

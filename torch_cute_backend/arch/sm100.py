@@ -125,6 +125,7 @@ def _check_epilogue(problem: GemmProblem, s: GemmSchedule) -> Status:
 SM100 = Sm100Spec(
     name="sm_100a",
     capability=(10, 0),
+    mma="tcgen05",
     required_roles=("load", "mma", "epilogue"),
     smem_bytes=232448,
     default_sms=148,

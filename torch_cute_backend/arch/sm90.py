@@ -81,6 +81,7 @@ def _padded(problem: GemmProblem, s: GemmSchedule) -> bool:
 SM90 = Sm90Spec(
     name="sm_90a",
     capability=(9, 0),
+    mma="wgmma",
     required_roles=("load", "math"),
     smem_bytes=232448,
     default_sms=132,

@@ -29,6 +29,7 @@ class ArchSpec(ABC):
     Attributes:
         name: the target, for example ``"sm_90a"``.
         capability: compute capability (major, minor) of GPUs that load its cubins.
+        mma: tensor-core instruction, ``"wgmma"`` or ``"tcgen05"``: names the emitters.
         required_roles: roles that must own a role-local persistent body before the
             shared loop may be omitted.
         smem_bytes: shared memory one CTA may use.
@@ -38,6 +39,7 @@ class ArchSpec(ABC):
 
     name: str
     capability: tuple[int, int]
+    mma: str
     required_roles: tuple[str, ...]
     smem_bytes: int
     default_sms: int
@@ -96,10 +98,6 @@ def check_common(
         (
             s.cluster_size in (1, 2, 4, 8),
             f"cluster {s.cluster_m}x{s.cluster_n} is not of 1, 2, 4 or 8 CTAs",
-        ),
-        (
-            s.scheduler in ("static_persistent", "single_tile"),
-            f"scheduler {s.scheduler!r} is unknown",
         ),
         (
             s.raster in ("along_m", "along_n", "grouped"),

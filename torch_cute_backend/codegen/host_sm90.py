@@ -13,8 +13,9 @@ from torch_cute_backend.codegen.writer import Writer
 from torch_cute_backend.dtypes import DType, dtype
 from torch_cute_backend.errors import CodegenError
 from torch_cute_backend.ir.program import Program
+from torch_cute_backend.ir.structure import TileLoop
 from torch_cute_backend.ir.sync import AllocateShared
-from torch_cute_backend.ir.values import Buffer, Space
+from torch_cute_backend.ir.values import Buffer, SchedulerKind, Space
 from torch_cute_backend.problem import GemmProblem, Major
 from torch_cute_backend.schedule import GemmSchedule
 
@@ -290,12 +291,19 @@ class Sm90Host:
                 return s.buffers
         raise CodegenError(f"{self.program.name} allocates no shared memory")
 
+    def _single_tile(self) -> bool:
+        """Is there a cluster for every tile?"""
+        return any(
+            isinstance(s, TileLoop) and s.scheduler.kind is SchedulerKind.SINGLE_TILE
+            for s in self.program.walk()
+        )
+
     def _launch(self, out: Writer, kernel: str) -> None:
         d = self.outputs[0].name
         out.line(f"m, n = cute.size({d}, mode=[0]), cute.size({d}, mode=[1])")
         out.line("tiles_m = cute.ceil_div(m, TILE_M * CLUSTER_M)")
         out.line("tiles_n = cute.ceil_div(n, TILE_N * CLUSTER_N)")
-        if self.schedule.scheduler == "single_tile":
+        if self._single_tile():
             out.line("clusters = tiles_m * tiles_n")
         else:
             out.line("room = cutlass.max(num_ctas // (CLUSTER_M * CLUSTER_N), 1)")

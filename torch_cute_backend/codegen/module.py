@@ -22,10 +22,10 @@ from torch_cute_backend.problem import GemmProblem, Major
 from torch_cute_backend.schedule import GemmSchedule
 
 EMITTERS: dict[str, type[Emitter]] = {
-    "sm_90a": Sm90Emitter,
-    "sm_100a": Sm100Emitter,
+    "wgmma": Sm90Emitter,
+    "tcgen05": Sm100Emitter,
 }
-HOSTS: dict[str, type[Sm90Host]] = {"sm_90a": Sm90Host, "sm_100a": Sm100Host}
+HOSTS: dict[str, type[Sm90Host]] = {"wgmma": Sm90Host, "tcgen05": Sm100Host}
 HEADER_HANG = 10
 """Where the values of the header's ``name: value`` lines start."""
 EPILOGUE_SHAPES = {
@@ -44,9 +44,9 @@ def print_module(
     header: Sequence[str],
 ) -> KernelSource:
     """Print ``program`` as a CuTe DSL module; ``header`` lines become its comment."""
-    if arch.name not in EMITTERS:
-        raise CodegenError(f"no emitter for {arch.name}")
-    host = HOSTS[arch.name](program, problem, schedule)
+    if arch.mma not in EMITTERS:
+        raise CodegenError(f"no emitter for {arch.mma} of {arch.name}")
+    host = HOSTS[arch.mma](program, problem, schedule)
     out = Writer()
     for line in header:
         if line:
@@ -61,7 +61,7 @@ def print_module(
     out.line()
     out.line()
     name = names.identifier(program.name)
-    emitter = EMITTERS[arch.name](problem, schedule, arch)
+    emitter = EMITTERS[arch.mma](problem, schedule, arch)
     _print_kernel(out, name, host, emitter, program)
     out.line()
     out.line()

@@ -55,9 +55,10 @@ from torch_cute_backend.ir.sync import (
     TmemFree,
     ZeroPadding,
 )
-from torch_cute_backend.ir.values import L2Policy, Role, Scheduler, SchedulerKind, Var
+from torch_cute_backend.ir.values import L2Policy, Role, Scheduler, Var
 from torch_cute_backend.problem import GemmProblem
 from torch_cute_backend.schedule import GemmSchedule
+from torch_cute_backend.schedulers import SCHEDULERS
 from torch_cute_backend.templates.epilogue import (
     epilogue_statements,
     prefetched_inputs,
@@ -157,11 +158,11 @@ def _padding(res: DenseResources) -> Body:
 def _tile_loop(
     problem: GemmProblem, schedule: GemmSchedule, res: DenseResources
 ) -> TileLoop:
-    kind = SchedulerKind(schedule.scheduler)
-    scheduler = Scheduler("tiles", kind)
-    tiles = BinOp("*", Param("tiles_m"), Param("tiles_n"))
+    order = SCHEDULERS[schedule.scheduler]
+    scheduler = Scheduler("tiles", order.kind)
     inputs = prefetched_inputs(problem, res, (Ref(TILE_M), Ref(TILE_N)))
-    body: list[Stmt] = [*_coordinates(schedule), *_load(res, schedule)]
+    coordinates = _coordinates(schedule, order.position(TILE))
+    body: list[Stmt] = [*coordinates, *_load(res, schedule)]
     # The same warps compute the mainloop and the epilogue, or others do: either way
     # the inputs are requested before the accumulator is ready.
     one_role = res.mma == res.epilogue
@@ -170,34 +171,33 @@ def _tile_loop(
     # The plain form overlaps nothing between tiles: no warp starts a tile before
     # every warp has finished the one before it.
     body.append(CtaBarrier(why="tile hand-over"))
-    body.append(
-        SchedulerAdvance(scheduler=scheduler, work=TILE, step=Param("clusters"))
-    )
+    body.append(SchedulerAdvance(scheduler=scheduler, work=TILE, step=order.step()))
     return TileLoop(
         scheduler=scheduler,
         work=TILE,
-        first=Param("cluster_id"),
-        limit=tiles,
+        first=order.first(),
+        limit=order.limit(),
         body=tuple(body),
     )
 
 
-def _coordinates(schedule: GemmSchedule) -> Body:
-    """Work tile index -> this CTA's tile. ``tiles_m``, ``tiles_n`` count clusters."""
+def _coordinates(schedule: GemmSchedule, tile: Expr) -> Body:
+    """Place along the raster -> this CTA's tile. ``tiles_m``, ``tiles_n`` count
+    clusters."""
     if schedule.raster == "grouped":
-        lets, row, column = _grouped_raster(schedule.group_m)
+        lets, row, column = _grouped_raster(schedule.group_m, tile)
     else:
         along_m = schedule.raster == "along_m"
         extent = Param("tiles_m" if along_m else "tiles_n")
-        fast = BinOp("%", Ref(TILE), extent)
-        slow = BinOp("//", Ref(TILE), extent)
+        fast = BinOp("%", tile, extent)
+        slow = BinOp("//", tile, extent)
         lets, row, column = (), *((fast, slow) if along_m else (slow, fast))
     m = _in_cluster(row, schedule.cluster_m, "cta_m")
     n = _in_cluster(column, schedule.cluster_n, "cta_n")
     return (*lets, Let(var=TILE_M, value=m), Let(var=TILE_N, value=n))
 
 
-def _grouped_raster(group_m: int) -> tuple[Body, Expr, Expr]:
+def _grouped_raster(group_m: int, tile: Expr) -> tuple[Body, Expr, Expr]:
     """Bands of ``group_m`` rows, each walked along M; the last band may be lower."""
     band, first, rows, within = (
         Var(name) for name in ("band", "band_row", "band_rows", "band_tile")
@@ -205,8 +205,8 @@ def _grouped_raster(group_m: int) -> tuple[Body, Expr, Expr]:
     band_tiles = BinOp("*", Const(group_m), Param("tiles_n"))
     left = BinOp("-", Param("tiles_m"), Ref(first))
     lets = (
-        Let(var=band, value=BinOp("//", Ref(TILE), band_tiles)),
-        Let(var=within, value=BinOp("%", Ref(TILE), band_tiles)),
+        Let(var=band, value=BinOp("//", tile, band_tiles)),
+        Let(var=within, value=BinOp("%", tile, band_tiles)),
         Let(var=first, value=BinOp("*", Ref(band), Const(group_m))),
         Let(var=rows, value=BinOp("min", left, Const(group_m))),
     )

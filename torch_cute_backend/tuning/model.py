@@ -16,7 +16,7 @@ from torch_cute_backend.arch.spec import ArchSpec
 from torch_cute_backend.problem import GemmProblem
 from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.tuning.fit import complete, exact_fp8
-from torch_cute_backend.tuning.rates import RATES, Rates
+from torch_cute_backend.tuning.rates import RATES, Rates, rates_for
 
 __all__ = [
     "RATES",
@@ -46,7 +46,7 @@ _SM100_TILES = (
 
 def tiles(problem: GemmProblem, arch: ArchSpec) -> list[GemmSchedule]:
     """Every valid schedule of the short list, in a fixed order."""
-    listed = _SM90_TILES if arch.name == "sm_90a" else _SM100_TILES
+    listed = _SM90_TILES if arch.mma == "wgmma" else _SM100_TILES
     found: list[GemmSchedule] = []
     for tile_m, tile_n, groups in listed:
         for cm, cn in ((1, 1), (2, 1), (1, 2), (1, 4)):
@@ -209,7 +209,7 @@ def estimate(
     rates: Rates | None = None,
 ) -> Estimate:
     """Run time with cold L2, part by part; ``rates`` are the arch's by default."""
-    r = RATES[arch.name] if rates is None else rates
+    r = rates_for(arch) if rates is None else rates
     work = Work.of(problem, s, arch, r.narrow_n)
     flops = (r.fp8_flops if problem.a_dtype.is_fp8 else r.half_flops) / arch.default_sms
     mma = work.mma_flops / flops

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch_cute_backend.arch import ARCHS, ArchSpec
+from torch_cute_backend.errors import UserError
+
 
 @dataclass(frozen=True)
 class Rates:
@@ -55,7 +58,7 @@ RATES: dict[str, Rates] = {
         source="H200: flops, DRAM and start measured; the rest assumed",
         fp8_flops=1.45e15,
         half_flops=7.9e14,
-        exact_factor=1.6,
+        exact_factor=1.33,
         narrow_n=64.0,
         dram_bytes=4.5e12,
         l2_bytes=1.4e13,
@@ -87,3 +90,13 @@ RATES: dict[str, Rates] = {
     ),
 }
 # --- rates: end
+
+
+def rates_for(arch: ArchSpec) -> Rates:
+    """The rates of ``arch``; of an arch with the same MMA where it has none yet."""
+    if arch.name in RATES:
+        return RATES[arch.name]
+    kin = [a.name for a in ARCHS.values() if a.mma == arch.mma and a.name in RATES]
+    if not kin:
+        raise UserError(f"no rates for {arch.name}, nor for another {arch.mma} arch")
+    return RATES[kin[0]]
