@@ -316,6 +316,14 @@ def no_loop() -> Program:
     return replace(ex.dense_sm90(), loop=None)
 
 
+def carried() -> Program:
+    """A count of tiles that starts in the prologue."""
+    program = first(ex.dense_sm90(), Let(var=X, value=BinOp("+", Ref(X), Const(1))))
+    start = Let(var=X, value=Const(0))
+    program = replace(program, prologue=(start, *program.prologue))
+    return use_everywhere(program, X)
+
+
 def edit_store(edit: Callable[[Body], Body]) -> Program:
     def visit(stmt: Stmt) -> Stmt:
         return (
@@ -426,6 +434,23 @@ ILLEGAL = (
         ("y = x",),
     ),
     Illegal(
+        "p2_residual_uses_what_a_role_assigned_again",
+        lambda: first(
+            ex.dense_sm90(),
+            Let(var=X, value=Const(0)),
+            Let(role=ex.MATH, var=X, value=Const(3)),
+            Let(var=Y, value=Ref(X)),
+        ),
+        "P2: y = x of the shared loop uses x, a role's value",
+        ("y = x",),
+    ),
+    Illegal(
+        "p2_value_carried_from_tile_to_tile",
+        lambda: carried(),
+        "P2: role load needs x, but x = x + 1 is carried on from the prologue",
+        ("x = x + 1",),
+    ),
+    Illegal(
         "p2_residual_writes_what_a_role_reads",
         lambda: first(
             ex.dense_sm90(),
@@ -513,6 +538,10 @@ class TestLegality(TestCase):
 P3: unordered accesses of tAcc: read in [mma] Mma(accumulator=tAcc, a=sA, b=sB, pipeline=ab, index=k) and free in TmemFree(buffer=tAcc, columns=128)
 P3: unordered accesses of tAcc: read in [epilogue] TmemLoad(source=tAcc, target=r_acc, pipeline=acc, subtile=sub) and free in TmemFree(buffer=tAcc, columns=128)""",
         )
+
+    def test_a_loop_index_may_have_a_name_that_roles_use(self):
+        loop = KLoop(index=ex.K, count=Const(2), body=(Let(var=X, value=Ref(ex.K)),))
+        self.assertEqual(status(first(ex.dense_sm90(), loop)), "")
 
     def test_loads_do_not_change_their_source(self):
         """Two roles may read one buffer, and so may the shared loop."""

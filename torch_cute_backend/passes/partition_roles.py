@@ -208,22 +208,25 @@ def _clonable(
     """Every definition that the role needs is its own or may be cloned into it."""
     owners = _owners(loop.body, None)
     own = {v for (v, _), owner in owners.items() if owner == role}
+    carried = definitions(program.prologue)
     reasons = []
     for var, sources in definitions(loop.body).items():
         for source in sources if var in needed else ():
             owner = owners[var, source]
-            if owner is not None and owner != role:
-                if var in own:
-                    # Roles may use one name for values of their own.
-                    continue
-                reasons.append(f"is a value of role {owner}")
+            if owner is None and var in carried:
+                # A clone would go on from the prologue's value, and the residual from
+                # the clone's last one.
+                why = "is carried on from the prologue"
             elif owner is None and not _may_clone(source, written):
-                reasons.append("cannot be cloned")
+                why = "cannot be cloned"
+            elif owner not in (None, role) and var not in own:
+                # Otherwise two roles use one name for values of their own.
+                why = f"is a value of role {owner}"
             else:
                 continue
-            reasons[-1] = (
-                f"P2: role {role} needs {var}, but {print_statement(source)} "
-                f"{reasons[-1]}; used by {_first_user(loop, role, var)}"
+            reasons.append(
+                f"P2: role {role} needs {var}, but {print_statement(source)} {why}; "
+                f"used by {_first_user(loop, role, var)}"
             )
     return Status(tuple(dict.fromkeys(reasons)))
 
@@ -262,12 +265,16 @@ def _residual_dependences(program: Program, loop: TileLoop) -> Status:
     touches too."""
     shared = _untagged(loop.body)
     tagged = tuple(_tagged(loop.body, None))
-    roles_define = {var for s in tagged for var in s.defs()}
-    shared_define = {var for s in shared for var in s.defs()}
+    # A loop's index ends with the loop; any other value outlives its statement, and the
+    # role's warps would carry it into the shared loop.
+    outlive = {v for s in tagged if not s.bodies() for v in s.defs()}
+    roles_define = {v for s in tagged for v in s.defs()}
+    shared_define = {v for s in shared for v in s.defs()}
+    foreign = outlive | (roles_define - shared_define)
     reasons = []
     for stmt in shared:
         for var in stmt.uses():
-            if var in roles_define and var not in shared_define:
+            if var in foreign:
                 reasons.append(
                     f"P2: {print_statement(stmt)} of the shared loop uses {var}, "
                     "a role's value"
