@@ -437,7 +437,11 @@ CASES = (
         ),
         None,
     ),
-    Case("generic_write_of_an_accumulator", lambda: plain_accumulator(sm100()), "tAcc"),
+    Case(
+        "generic_write_of_an_accumulator",
+        lambda: plain_accumulator(sm100()),
+        "write in [mma] PlainWrite(buffer=tAcc) and read in [epilogue] TmemLoad",
+    ),
     Case(
         "consumer_changes_a_tma_stage",
         lambda: change_stage(sm90()),
