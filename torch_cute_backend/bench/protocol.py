@@ -7,14 +7,18 @@ Short kernels are dominated by what surrounds them, so:
   the "warm" protocol uses one set;
 * providers are interleaved in one process and their order rotates each round, so that
   clocks and temperature are shared;
+* a round is queued as a whole behind one replay that is not timed, so that the GPU
+  never waits for the host between two replays;
 * all providers get the same random-normal data, since the data moves the clock;
 * a row is the median over rounds, with the smallest and the largest.
 """
 
 from __future__ import annotations
 
+import gc
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -59,7 +63,7 @@ def capture(calls: Sequence[Call]) -> Captured:
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(side):
+    with torch.cuda.stream(side), _no_collection():
         calls[0]()
         # Not ``torch.cuda.graph``: it empties the allocator's cache at each capture,
         # which costs more than everything else here.
@@ -95,22 +99,40 @@ def time_graphs(
     samples: dict[str, list[float]] = {name: [] for name in names}
     for r in range(rounds):
         shift = r % len(names)
-        for name in names[shift:] + names[:shift]:
-            graph, count = graphs[name]
-            samples[name].append(_replay_us(graph) / count)
+        order = names[shift:] + names[:shift]
+        for name, us in zip(order, _round_us(graphs, order), strict=True):
+            samples[name].append(us)
     return {
         name: Timing(statistics.median(s), min(s), max(s))
         for name, s in samples.items()
     }
 
 
-def _replay_us(graph: torch.cuda.CUDAGraph) -> float:
-    start, end = (
+def _round_us(graphs: Mapping[str, Captured], order: Sequence[str]) -> list[float]:
+    """µs a call of each provider, replayed once in this order."""
+    marks = [
         torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        for _ in range(2)
-    )
-    start.record()
-    graph.replay()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) * 1e3
+        for _ in range(len(order) + 1)
+    ]
+    graphs[order[-1]][0].replay()
+    marks[0].record()
+    for name, mark in zip(order, marks[1:], strict=True):
+        graphs[name][0].replay()
+        mark.record()
+    marks[-1].synchronize()
+    return [
+        float(marks[i].elapsed_time(marks[i + 1])) * 1e3 / graphs[name][1]
+        for i, name in enumerate(order)
+    ]
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Freed CUDA memory of unrelated garbage would spoil a capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
