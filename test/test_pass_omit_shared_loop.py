@@ -352,6 +352,17 @@ class TestResidualWork(TestCase):
             remarks(program, "residual_work"),
         )
 
+    def test_a_value_of_a_role_statement_is_no_coordinate(self):
+        program = ex.with_residual(
+            ex.kept("sm_90a"),
+            Let(role=ex.MATH, var=X, value=Const(0)),
+            Let(var=Y, value=Ref(X)),
+        )
+        self.assertIn(
+            "MISSED residual_work: y = x: depends on a value that is not a coordinate",
+            remarks(program, "residual_work"),
+        )
+
     def test_a_value_whose_assignment_depends_on_a_load_is_work_by_itself(self):
         program = ex.with_residual(
             ex.kept("sm_90a"), *WORK["value_chosen_by_a_load"], Let(var=Z, value=Ref(Y))

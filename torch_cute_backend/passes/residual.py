@@ -127,12 +127,11 @@ def _supports(loop: TileLoop, found: Definition, coordinates: frozenset[Var]) ->
         return _own_step(loop, stmt)
     if stmt.role is not None:
         return False
-    exprs: tuple[Expr | None, ...] = found.controls
+    exprs = found.controls
     if type(stmt) is Let and isinstance(stmt, Let):
         exprs = (*exprs, stmt.value)
-    elif type(stmt) in (KLoop, SubtileLoop):
-        exprs = (*exprs, control_of(stmt))
-    else:
+    elif type(stmt) not in (KLoop, SubtileLoop):
+        # Whoever reads a loop's index stands in the loop, and its count controls it.
         return False
     return all(is_plain(e, coordinates) for e in exprs)
 
