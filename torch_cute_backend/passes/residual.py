@@ -21,7 +21,6 @@ from torch_cute_backend.ir.analysis import (
     launch_uniform,
 )
 from torch_cute_backend.ir.effects import Effect
-from torch_cute_backend.ir.expr import Expr
 from torch_cute_backend.ir.ops import Body, Stmt
 from torch_cute_backend.ir.printer import print_statement
 from torch_cute_backend.ir.program import Program
