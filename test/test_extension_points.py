@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 from unittest import mock
 
@@ -75,7 +76,19 @@ class TestEpilogueOp(TestCase):
                 source = build(problem, schedule, arch).source
                 self.assertIn("v1 = acc / (1.0 + cute.math.abs(acc))", source.text)
                 self.assertTrue(compile_kernel(source).gate)
+            self.assertEqual(self.fused("softsign"), "softsign")
+        self.assertRaisesRegex(Exception, "no epilogue expr", self.fused, "softsign")
         self.assertRegex(str(problem.validate()), "unknown op 'softsign'")
+
+    def fused(self, op: str) -> str:
+        """The epilogue op that Inductor's ``ops.<op>(x)`` becomes when it is fused."""
+        from torch_cute_backend.inductor import epilogue
+
+        builder = EpilogueBuilder()
+        fusion = SimpleNamespace(builder=builder, value=lambda x: x)
+        handler = epilogue._Handler(fusion, None)
+        handler._default(op, (epilogue._Value(builder.acc()),), {})
+        return builder.nodes[-1].op
 
 
 class TestDtype(TestCase):

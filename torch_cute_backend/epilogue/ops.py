@@ -22,13 +22,15 @@ OPS: dict[str, type[EpilogueOp]] = {}
 class EpilogueOp:
     """Base of all ops. Subclasses set ``name`` and ``arity`` and define both methods.
 
-    ``leaf`` ops (accumulator, input, constant) are printed by the emitter, which alone
-    knows where their values live.
+    ``name`` is Inductor's name of the op, where it has one: such ops are fused without
+    another word. ``boolean`` ops give 1.0 or 0.0. ``leaf`` ops (accumulator, input,
+    constant) are printed by the emitter, which alone knows where their values live.
     """
 
     name: ClassVar[str] = ""
     arity: ClassVar[int] = 1
     leaf: ClassVar[bool] = False
+    boolean: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -278,6 +280,7 @@ class _Comparison:
     """Mixin; ``symbol`` is Python's operator. False if a value is NaN."""
 
     arity: ClassVar[int] = 2
+    boolean: ClassVar[bool] = True
     symbol: ClassVar[str]
 
     @classmethod
@@ -317,7 +320,7 @@ class Eq(_Comparison, EpilogueOp):
 
 
 class LogicalNot(EpilogueOp):
-    name = "logical_not"
+    name, boolean = "logical_not", True
 
     @staticmethod
     def emit(*args: str) -> str:

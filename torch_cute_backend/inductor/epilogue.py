@@ -26,6 +26,7 @@ from torch._inductor.virtualized import V
 
 from torch_cute_backend.dtypes import DTYPES, DType
 from torch_cute_backend.epilogue.graph import EpilogueBuilder, EpilogueGraph, InputKind
+from torch_cute_backend.epilogue.ops import OPS
 from torch_cute_backend.inductor import compat
 from torch_cute_backend.inductor.views import Size, View
 from torch_cute_backend.status import Status
@@ -69,12 +70,7 @@ class _InexpressibleError(Exception):
 
 
 _RENAMED = {"truediv": "div", "bitwise_not": "logical_not"}
-_BOOLEAN = frozenset({"lt", "le", "gt", "ge", "eq", "logical_not"})
-_DIRECT = _BOOLEAN | {
-    *("add", "sub", "mul", "div", "neg", "abs", "maximum", "minimum", "where"),
-    *("relu", "exp", "sigmoid", "tanh", "erf", "sqrt", "rsqrt"),
-}
-"""Ops of Inductor that are one epilogue op of the same arguments."""
+"""Ops of Inductor whose epilogue op has another name; all others share theirs."""
 
 
 class _Handler(DefaultHandler):  # type: ignore[misc]
@@ -88,12 +84,12 @@ class _Handler(DefaultHandler):  # type: ignore[misc]
         method = getattr(self.fusion, f"op_{name}", None)
         if method is not None:
             return method(*args, **kwargs)
-        target = _RENAMED.get(name, name)
-        if target not in _DIRECT or kwargs:
+        op = OPS.get(_RENAMED.get(name, name))
+        if op is None or op.leaf or kwargs or len(args) != op.arity:
             raise _InexpressibleError(f"op {name} has no epilogue expression")
         values = [self.fusion.value(x) for x in args]
-        node = self.fusion.builder.op(target, *(v.node for v in values))
-        return _Value(node, target in _BOOLEAN)
+        node = self.fusion.builder.op(op.name, *(v.node for v in values))
+        return _Value(node, op.boolean)
 
     def load(self, name: str, index: Any) -> _Value:
         return self.fusion.load(name, self.iteration.index(index))
