@@ -190,7 +190,7 @@ class GlobalMemoryTest(TestCase):
 
     def test_double_write(self):
         report = self.store(0, micro.aligned((32,), np.uint32), grid=2)
-        self.assertEqual(micro.kinds(report), ["double_write"])
+        self.assertEqual(micro.kinds(report), ["double_write", "race"])
         self.assertFalse(report.tiles_written_once)
 
     def test_padding_is_guarded(self):
@@ -532,6 +532,95 @@ class BulkStoreTest(TestCase):
         for mode in ("lazy", "eager"):
             report, _ = self.store(wait="", after=again, mode=mode)
             self.assertIn("race", micro.kinds(report))
+
+
+HANDOVER = """
+ld.param.b64 %rd1, [p0];
+mov.u32 %r1, %tid.x;
+mov.u32 %r2, %ctaid.x;
+setp.ne.u32 %p1, %r2, 0;
+@%p1 bra TAKE;
+mul.wide.u32 %rd2, %r1, 4;
+add.s64 %rd3, %rd1, %rd2;
+st.global.b32 [%rd3], %r1;
+{publish}
+setp.ne.u32 %p2, %r1, 0;
+@%p2 bra OUT;
+{signal}
+bra OUT;
+TAKE:
+{wait}
+{see}
+sub.s32 %r3, 31, %r1;
+mul.wide.u32 %rd2, %r3, 4;
+add.s64 %rd3, %rd1, %rd2;
+ld.global.b32 %r4, [%rd3];
+ld.param.b64 %rd4, [p2];
+mul.wide.u32 %rd5, %r1, 4;
+add.s64 %rd6, %rd4, %rd5;
+st.global.b32 [%rd6], %r4;
+OUT:
+"""
+WAIT_FLAG = """
+ld.param.b64 %rd7, [p1];
+LOOP:
+ld.acquire.gpu.global.b32 %r5, [%rd7];
+setp.eq.s32 %p3, %r5, 0;
+@%p3 bra LOOP;
+"""
+SET_FLAG = "ld.param.b64 %rd7, [p1];\nred.release.gpu.global.add.u32 [%rd7], 1;"
+
+
+class GridTest(TestCase):
+    """CTAs that hand data over through global memory."""
+
+    def hand_over(self, mode="lazy", **parts):
+        text = {"publish": "fence.acq_rel.gpu;", "signal": SET_FLAG}
+        text |= {"wait": WAIT_FLAG, "see": "fence.acq_rel.gpu;"} | parts
+        arrays = [micro.aligned((32,), np.uint32, 9), micro.aligned((1,), np.uint32)]
+        arrays.append(micro.aligned((32,), np.uint32, 9))
+        report = micro.run(
+            HANDOVER.format(**text), arrays, outputs=[2], grid=2, mode=mode
+        )
+        return report, arrays[2]
+
+    def test_flag_with_release_and_acquire(self):
+        for mode in ("lazy", "random:1", "random:2"):
+            report, out = self.hand_over(mode)
+            self.assertEqual(report.findings, (), mode)
+            np.testing.assert_array_equal(out, 31 - np.arange(32))
+
+    def test_without_release(self):
+        relaxed = SET_FLAG.replace(".release", ".relaxed")
+        report, _ = self.hand_over(publish="", signal=relaxed)
+        self.assertEqual(micro.kinds(report), ["race"])
+
+    def test_without_any_synchronisation(self):
+        report, _ = self.hand_over(publish="", signal="", wait="", see="")
+        self.assertIn("race", micro.kinds(report))
+
+    def test_flag_never_set(self):
+        report, _ = self.hand_over(signal="")
+        self.assertTrue(report.deadlocked)
+
+    def test_atomic_add_counts_all_lanes(self):
+        total = micro.aligned((2,), np.uint32)
+        body = """
+        ld.param.b64 %rd1, [p0];
+        mov.u32 %r1, %tid.x;
+        atom.global.add.u32 %r2, [%rd1], %r1;
+        red.global.max.u32 [%rd1+4], %r2;
+        """
+        report = micro.run(body, [total], outputs=[0], grid=3, threads=64)
+        self.assertEqual(report.findings, ())
+        self.assertEqual(int(total[0]), 3 * 64 * 63 // 2)
+        self.assertLess(int(total[1]), int(total[0]))
+
+    def test_float_reduction(self):
+        total = micro.aligned((1,), np.float32)
+        body = "ld.param.b64 %rd1, [p0];\nred.global.add.f32 [%rd1], 0f3F000000;"
+        self.assertEqual(micro.run(body, [total], outputs=[0], grid=2).findings, ())
+        self.assertEqual(float(total[0]), 32.0)
 
 
 class ErrorsTest(TestCase):

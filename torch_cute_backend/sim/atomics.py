@@ -105,6 +105,8 @@ def apply(
                 assert combine is not None
                 after = combine(before, value)
             view[index] = after
+            if after != before:
+                warp.engine.events += 1
             old[element][lane] = before
     if len(lanes) == 1 or (address.__class__ is int and len(lanes) == 1):
         return tuple(int(o[lanes[0]]) if g.n == 1 else o for o in old)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from .global_history import Access, GlobalHistory
 from .launch_record import TensorRegion
 
 Report = Callable[[str, str, int], None]
@@ -59,8 +60,11 @@ class Region:
 class GlobalMemory:
     """All registered tensors, searchable by address."""
 
-    def __init__(self, tensors: Iterable[TensorRegion], report: Report) -> None:
+    def __init__(
+        self, tensors: Iterable[TensorRegion], report: Report, history: GlobalHistory
+    ) -> None:
         self.report = report
+        self.history = history
         self.regions = sorted(
             (Region(t) for t in _merge(tensors) if t.span_bytes), key=lambda r: r.start
         )
@@ -86,7 +90,9 @@ class GlobalMemory:
         )
         return f"address {address:#x} ({where} tensor {region.tensor.name})"
 
-    def load(self, address: np.ndarray, size: int, line: int) -> np.ndarray:
+    def load(
+        self, address: np.ndarray, size: int, line: int, access: Access
+    ) -> np.ndarray:
         """Gather ``size``-byte items at per-lane addresses; out-of-bounds lanes read
         zero.
         """
@@ -98,9 +104,9 @@ class GlobalMemory:
                 and high + size <= region.stop
                 and not self._misaligned(address, size, line)
             ):
-                result: np.ndarray = region.views[size][
-                    (address - region.base).astype(np.intp) // size
-                ]
+                index = (address - region.base).astype(np.intp)
+                self.history.read(region, index, access, line)
+                result: np.ndarray = region.views[size][index // size]
                 return result
         out = np.zeros(len(address), region.views[size].dtype if region else f"u{size}")
         for lane, where in enumerate(address.tolist()):
@@ -112,7 +118,12 @@ class GlobalMemory:
         return out
 
     def store(
-        self, address: np.ndarray, size: int, values: np.ndarray, line: int
+        self,
+        address: np.ndarray,
+        size: int,
+        values: np.ndarray,
+        line: int,
+        access: Access,
     ) -> None:
         """Scatter items; out-of-bounds lanes are dropped with a finding."""
         region = self.find(int(address[0]), size)
@@ -123,7 +134,9 @@ class GlobalMemory:
                 and high + size <= region.stop
                 and not self._misaligned(address, size, line)
             ):
-                index = (address - region.base).astype(np.intp) // size
+                first = (address - region.base).astype(np.intp)
+                self.history.write(region, first, access, line)
+                index = first // size
                 region.views[size][index] = values
                 if region.count is not None:
                     self._count(region, index, size)

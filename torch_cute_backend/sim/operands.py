@@ -89,10 +89,8 @@ def swizzle_granules(
     if not swizzle_bytes:
         return index
     if atom == 32:
-        result: np.ndarray = index ^ (index >> 3 & 3) << 1
-        return result
-    result = index ^ (index >> 3 & (swizzle_bytes // 16 - 1))
-    return result
+        return np.asarray(index ^ (index >> 3 & 3) << 1)
+    return np.asarray(index ^ (index >> 3 & (swizzle_bytes // 16 - 1)))
 
 
 @lru_cache(maxsize=8192)
@@ -137,25 +135,23 @@ def item_bytes(kind: str) -> int:
 def to_f32(raw: np.ndarray, kind: str) -> np.ndarray:
     """Decode a (rows, bytes) uint8 array to (rows, elements) f32."""
     if kind in ("e4m3", "e5m2"):
-        result: np.ndarray = decode_table(kind)[raw]
-        return result
+        return np.asarray(decode_table(kind)[raw])
     if kind == "bf16":
-        result = (raw.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(
-            np.float32
+        return np.asarray(
+            (raw.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
         )
-        return result
     if kind == "f16":
         return raw.view(np.float16).astype(np.float32)
     if kind == "tf32":
-        result = (raw.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
-        return result
+        return np.asarray(
+            (raw.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+        )
     if kind == "s8":
         return raw.view(np.int8).astype(np.float32)
     if kind == "u8":
         return raw.astype(np.float32)
     if kind in ("e2m3", "e3m2"):
-        result = decode_table(kind)[raw & 63]
-        return result
+        return np.asarray(decode_table(kind)[raw & 63])
     if kind == "e2m1x2":
         table = decode_table("e2m1")
         out = np.empty((raw.shape[0], raw.shape[1] * 2), np.float32)
@@ -163,8 +159,7 @@ def to_f32(raw: np.ndarray, kind: str) -> np.ndarray:
         out[:, 1::2] = table[raw >> 4]
         return out
     if kind == "e2m1":
-        result = decode_table(kind)[raw & 15]
-        return result
+        return np.asarray(decode_table(kind)[raw & 15])
     raise UnsupportedPtx(f"operand type {kind}")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .codegen import PARAM_BASE
+from .global_history import Access
 from .lanes import UINT, Value, full
 from .machine import SHARED_WINDOW, Cta, Group
 from .ops_warp import WarpOps
@@ -151,6 +152,12 @@ class MemoryOps(WarpOps):
                     lanes = lanes & 255
                 view[at // size + i] = lanes
 
+    def access(self) -> Access:
+        """A generic-proxy access to global memory by this warp, now."""
+        clock = self.clock.epoch()
+        rows = self.clock.rows[0]
+        return Access(self.cluster.number, self.agent, self.name, clock, rows, rows)
+
     def _global(self, g: Group, address: Value) -> np.ndarray:
         lanes = full(address, 64)
         return lanes if g.n == 32 else lanes[g.mask]
@@ -161,16 +168,21 @@ class MemoryOps(WarpOps):
         """ld.global."""
         if order in ("acquire", "volatile", "relaxed"):
             self.engine.global_acquire(self)
+        access = self.access()
         if address.__class__ is int:
             one = np.array([address], np.uint64)
             out = [
-                int(self.engine.memory.load(one + np.uint64(i * size), size, line)[0])
+                int(
+                    self.engine.memory.load(
+                        one + np.uint64(i * size), size, line, access
+                    )[0]
+                )
                 for i in range(count)
             ]
             return tuple(out)
         lanes = self._global(g, address)
         parts = [
-            self.engine.memory.load(lanes + np.uint64(i * size), size, line)
+            self.engine.memory.load(lanes + np.uint64(i * size), size, line, access)
             for i in range(count)
         ]
         return tuple(self._spread(g, p) for p in parts)
@@ -185,6 +197,8 @@ class MemoryOps(WarpOps):
         order: str,
     ) -> None:
         """st.global."""
+        self.engine.events += 1
+        access = self.access()
         if order == "release":
             self.engine.global_release(self)
         lanes = self._global(g, address)
@@ -192,7 +206,11 @@ class MemoryOps(WarpOps):
             items = full(value, 8 * size if size > 1 else 16)
             items = items if g.n == 32 else items[g.mask]
             self.engine.memory.store(
-                lanes + np.uint64(i * size), size, items.astype(UINT[8 * size]), line
+                lanes + np.uint64(i * size),
+                size,
+                items.astype(UINT[8 * size]),
+                line,
+                access,
             )
 
     def load_generic(

@@ -13,6 +13,7 @@ import numpy as np
 from .barriers import MBarrier
 from .clocks import Stamp
 from .codegen import PARAM_BASE
+from .global_history import Access
 from .lanes import M32, Value
 from .machine import SHARED_WINDOW, Cta, Group
 from .memory import Region
@@ -91,8 +92,9 @@ class BulkGroups:
     done.
     """
 
-    def __init__(self, agent: int) -> None:
+    def __init__(self, agent: int, write_agent: int) -> None:
         self.agent = agent
+        self.write_agent = write_agent
         self.open = 0
         self.outstanding: dict[int, int] = {}
         self.issued = False
@@ -231,11 +233,20 @@ class TmaOps(SyncOps):
         line: int,
     ) -> None:
         region = self.map_region(tensor, line)
+        parts = clip(tensor, at)
+        access = self.async_access(stamp, self.agent, 0)
         trace = self.engine.trace
         issued = trace.now if trace else 0
 
         def complete() -> None:
             data = _read_box(tensor, at, region)
+            if region is not None and parts is not None:
+                self.engine.history.read(
+                    region,
+                    lambda row: strided(row, region, tensor)[parts[0]],
+                    access,
+                    line,
+                )
             for cta, first, barrier, clock in jobs:
                 if trace:
                     trace.operation(
@@ -264,10 +275,18 @@ class TmaOps(SyncOps):
 
         self.engine.post_load(complete)
 
+    def async_access(self, stamp: Stamp, agent: int, clock: int) -> Access:
+        """An async-proxy access to global memory with the order of its issue."""
+        return Access(
+            self.cluster.number, agent, self.name, clock, stamp.need, stamp.order
+        )
+
     def _bulk(self) -> BulkGroups:
         if self.bulk is None:
+            add = self.cluster.clocks.add
             self.bulk = BulkGroups(
-                self.cluster.clocks.add(f"bulk stores of {self.name}")
+                add(f"bulk stores of {self.name}"),
+                add(f"global writes of bulk stores of {self.name}"),
             )
         return self.bulk
 
@@ -336,12 +355,24 @@ class TmaOps(SyncOps):
         granules = tensor.box_bytes // 16
         owner = cta
 
+        stamp = self.clock.issue()
+        bulk = self._bulk()
+        access = self.async_access(stamp, bulk.write_agent, bulk.open + 1)
+        parts = clip(tensor, at)
+
         def action() -> None:
             place = place_of(tensor, first >> 4)
-            if region is not None:
+            if region is not None and parts is not None:
+                if reduction is None:
+                    self.engine.history.write(
+                        region,
+                        lambda row: strided(row, region, tensor)[parts[0]],
+                        access,
+                        line,
+                    )
                 _write_box(tensor, at, region, owner.views[16][place], reduction, line)
 
-        self._post_store(self.clock.issue(), cta, first >> 4, granules, line, action)
+        self._post_store(stamp, cta, first >> 4, granules, line, action)
 
     def bulk_load(
         self,
@@ -444,6 +475,8 @@ class TmaOps(SyncOps):
             self.block(bulk, f"bulk group {last} of {bulk.open}", line)
             return False
         self.clock.acquire_agent(bulk.agent, last + 1)
+        if not read:
+            self.clock.acquire_agent(bulk.write_agent, last + 1)
         return True
 
     def before_exit(self) -> None:

@@ -14,11 +14,13 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 from .codegen import BLOCKED, EXITED, FORKED
+from .global_history import GlobalHistory, NoHistory
 from .memory import GlobalMemory
 from .report import Finding, SimError
 
 Task = Callable[[], None]
 _FINDING_LIMIT = 200
+_IDLE_LIMIT = 400
 
 
 class Engine:
@@ -30,6 +32,7 @@ class Engine:
         self.sms = sms
         self.findings: dict[tuple[Any, ...], Finding] = {}
         self.memory: GlobalMemory
+        self.history: GlobalHistory = NoHistory()
         self.params = b""
         self.maps: dict[int, Any] = {}
         self.cores: dict[str, Any] = {}
@@ -41,6 +44,11 @@ class Engine:
         self.roles: dict[int, str] = {}
         self.source_line: Callable[[int], str | None] = lambda line: None
         self.deadlocked = False
+        # Warps may spin on global memory: then they run in slices, and ``events`` (any
+        # progress that another warp could see) tells spinning from working.
+        self.slice = -1
+        self.events = 0
+        self.idle = 0
         self.steps = 0
         self.trace: Any = None
 
@@ -64,13 +72,16 @@ class Engine:
 
     def global_acquire(self, warp: Any) -> None:
         """A load that may observe another CTA's release."""
+        self.history.acquire(warp.cluster.number)
 
     def global_release(self, warp: Any) -> None:
         """A store, fence or atomic that publishes earlier accesses grid-wide."""
+        self.history.release(warp.cluster.number)
 
     def wake(self, warps: Iterable[Any]) -> None:
         """Make blocked warps runnable."""
         for warp in warps:
+            self.events += 1
             if warp.waiting is not None:
                 if self.trace is not None:
                     self.trace.wait_ends(warp, self.role_of(warp))
@@ -123,24 +134,41 @@ class Engine:
 
     def _step_ordered(self) -> bool:
         while self.runnable:
-            self.execute(self.runnable.popleft(), -1)
+            self._run_slice(self.runnable.popleft(), self.slice)
+            spinning = self.idle > 2 * (len(self.runnable) + 1)
+            if spinning and not self._complete_one() and self._livelocked():
+                return False
         return self._complete_one()
+
+    def _run_slice(self, warp: Any, budget: int) -> None:
+        before = self.events
+        self.execute(warp, budget)
+        self.idle = self.idle + 1 if self.events == before else 0
+
+    def _livelocked(self) -> bool:
+        """Nothing but spinning for a long time."""
+        return self.idle > _IDLE_LIMIT * (len(self.runnable) + 1)
 
     def _complete_one(self) -> bool:
         """Complete one asynchronous operation; False when there is none."""
         if self.loads:
             self.loads.pop(0)()
-            return True
+            return self._progress()
         for queue in self.queues.values():
             if queue and queue[0]():
                 queue.popleft()
                 while queue and not self.runnable and queue[0]():
                     queue.popleft()
-                return True
+                return self._progress()
         if self.stores:
             self.stores.pop(0)()
-            return True
+            return self._progress()
         return False
+
+    def _progress(self) -> bool:
+        self.events += 1
+        self.idle = 0
+        return True
 
     def _step_random(self) -> bool:
         rng = self.rng
@@ -153,17 +181,17 @@ class Engine:
         if pick < len(self.runnable):
             warp = self.runnable[pick]
             del self.runnable[pick]
-            self.execute(warp, rng.choice((1, 4, 16, 64)))
-            return True
+            self._run_slice(warp, rng.choice((1, 4, 16, 64)))
+            return not self._livelocked()
         pick -= len(self.runnable)
         for tasks in (self.loads, self.stores):
             if pick < len(tasks):
                 tasks.pop(pick)()
-                return True
+                return self._progress()
             pick -= len(tasks)
         if queues[pick][0]():
             queues[pick].popleft()
-            return True
+            return self._progress()
         return bool(self.runnable or self.loads or self.stores) or self._complete_one()
 
     def execute(self, warp: Any, budget: int) -> None:
@@ -218,11 +246,13 @@ class Engine:
         lines = []
         for warp in stuck:
             role = self.roles.get(warp.index, "")
-            lines.append(
-                f"{warp.name}{f' ({role})' if role else ''} waits at PTX line "
-                f"{warp.wait_line} for "
-                f"{warp.waiting}"
-            )
+            who = f"{warp.name}{f' ({role})' if role else ''}"
+            if warp.waiting is None:
+                at = warp.program.line(warp.group.pc)
+                lines.append(f"{who} spins at PTX line {at}")
+            else:
+                where = f"PTX line {warp.wait_line}"
+                lines.append(f"{who} waits at {where} for {warp.waiting}")
         pending = sum(1 for queue in self.queues.values() if queue)
         if pending:
             lines.append(

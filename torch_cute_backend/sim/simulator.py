@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from .codegen import Program, compile_kernel
+from .global_history import GlobalHistory
 from .launch_record import Launch, TensorRegion
 from .machine import Cluster
 from .memory import GlobalMemory
@@ -63,7 +64,9 @@ def run_launch(
     engine = Engine(mode, checks, sms)
     engine.roles = dict(roles or {})
     engine.trace = Trace() if trace else None
-    engine.memory = GlobalMemory(tensors, engine.report)
+    if checks:
+        engine.history = GlobalHistory(len(cluster_positions(launch)), engine.report)
+    engine.memory = GlobalMemory(tensors, engine.report, engine.history)
     engine.params = _pack_params(program, launch)
     engine.strict_wait = "tcgen05.wait::ld" in ptx
     lines = {i.line: i for b in program.flow.blocks for i in b.instrs}
@@ -73,6 +76,7 @@ def run_launch(
     counts: dict[str, Counter[str]] = {}
     together = needs_all_ctas(program)
     groups = cluster_positions(launch)
+    engine.slice = 200 if together else -1
     batches = [groups] if together else [[group] for group in groups]
     number = 0
     for batch in batches:
