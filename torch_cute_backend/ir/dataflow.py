@@ -225,7 +225,8 @@ class EpilogueApply(Stmt):
         names = ", ".join(b.name for b in self.inputs)
         outs = ", ".join(b.name for b in self.targets)
         steps = "->".join(n.op for n in self.graph.nodes if n.op != "input")
-        return f"{self.source} -> {outs}, inputs=({names}), {steps}, subtile={self.subtile}"
+        inputs = f"inputs=({names})"
+        return f"{self.source} -> {outs}, {inputs}, {steps}, subtile={self.subtile}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,7 +245,7 @@ class SmemStore(Stmt):
 
 @dataclass(frozen=True, kw_only=True)
 class TmaStore(Stmt):
-    """One warp's bulk store of the staging stage to the output, committed as a group."""
+    """One warp's bulk store of a staging stage to the output, committed as a group."""
 
     source: Buffer
     target: Buffer

@@ -1,4 +1,4 @@
-"""Control structure, coordinates and scheduler steps: the skeleton of a tile program."""
+"""Control structure, coordinates, scheduler steps: the skeleton of a tile program."""
 
 from __future__ import annotations
 

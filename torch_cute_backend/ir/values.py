@@ -1,4 +1,4 @@
-"""The resources a tile program is about: roles, buffers, pipelines, barriers, schedulers.
+"""Resources of a tile program: roles, buffers, pipelines, barriers, schedulers.
 
 All are frozen values that statements hold in their fields; two equal values are the
 same resource. Names are identifiers, unique within a program.
@@ -22,7 +22,7 @@ class Space(str, Enum):
 
 
 class Proxy(str, Enum):
-    """Which path accesses memory: ordinary loads and stores, or TMA and tensor cores."""
+    """The path to memory: ordinary loads and stores, or TMA and tensor cores."""
 
     GENERIC = "generic"
     ASYNC = "async"
