@@ -32,6 +32,7 @@ __all__ = [
 
 _MMA_M = 64
 """Rows of the smallest MMA; lower tiles are padded in shared memory."""
+_MIN_STAGES = 3
 _SM90_TILES = (
     *((m, n, 1) for m in (8, 16, 32) for n in (16, 24, 32, 40, 48, 64, 96)),
     *((64, n, 1) for n in (8, 16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256)),
@@ -49,36 +50,40 @@ def tiles(problem: GemmProblem, arch: ArchSpec) -> list[GemmSchedule]:
     listed = _SM90_TILES if arch.mma == "wgmma" else _SM100_TILES
     found: list[GemmSchedule] = []
     for tile_m, tile_n, groups in listed:
-        for cm, cn in ((1, 1), (2, 1), (1, 2), (1, 4)):
+        for cluster in ((1, 1), (2, 1), (1, 2), (1, 4)):
             for k_bytes in (128, 256):
+                if not _sensible(problem, (tile_m, tile_n), cluster, k_bytes):
+                    continue
                 s = complete(
                     problem,
                     arch,
                     tile_m,
                     tile_n,
                     k_bytes=k_bytes,
-                    cluster_m=cm,
-                    cluster_n=cn,
+                    cluster_m=cluster[0],
+                    cluster_n=cluster[1],
                     math_warpgroups=groups,
                     raster="along_m",
                 )
-                if _sensible(problem, s) and s.validate(problem, arch):
+                if s.ab_stages >= _MIN_STAGES and s.validate(problem, arch):
                     found.append(s)
     return found
 
 
-def _sensible(problem: GemmProblem, s: GemmSchedule) -> bool:
-    """Leave out clusters without neighbours to share with, shallow pipelines, k stages
-    that measured slower (narrow ones of small tiles, wide ones of large), and low tiles
-    for anything but one row of tiles."""
-    rows, columns = -(-problem.m // s.tile_m), -(-problem.n // s.tile_n)
-    if s.cluster_m > rows or s.cluster_n > columns:
+def _sensible(
+    problem: GemmProblem, tile: tuple[int, int], cluster: tuple[int, int], k_bytes: int
+) -> bool:
+    """Leave out clusters without neighbours to share with, k stages that measured
+    slower (narrow ones of small tiles, wide ones of large), and low tiles for anything
+    but one row of tiles."""
+    (tile_m, tile_n), (cluster_m, cluster_n) = tile, cluster
+    rows, columns = -(-problem.m // tile_m), -(-problem.n // tile_n)
+    if cluster_m > rows or cluster_n > columns:
         return False
-    if s.tile_m < 64 and (rows > 1 or (problem.m <= s.tile_m // 2 and s.tile_m > 8)):
+    if tile_m < _MMA_M and (rows > 1 or (problem.m <= tile_m // 2 and tile_m > 8)):
         return False
-    wide = s.tile_k * problem.a_dtype.bytes > 128
-    small = s.tile_m <= 64 and s.tile_n <= 96
-    return s.ab_stages >= 3 and wide == small
+    small = tile_m <= _MMA_M and tile_n <= 96
+    return (k_bytes > 128) == small
 
 
 def variants(
