@@ -40,7 +40,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         *("errors", "problem", "schedule", "status"),
     ),
     "tuning": (
-        *("tuning", "arch", "epilogue"),
+        *("tuning", "arch", "config", "epilogue"),
         *("dtypes", "errors", "problem", "schedule", "status"),
     ),
 }
