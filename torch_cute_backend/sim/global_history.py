@@ -65,7 +65,7 @@ class GlobalHistory:
         """Check and record a write."""
         rows = self.rows.get(region.start)
         if rows is None:
-            rows = np.zeros((3, len(region.bytes)), np.int64)
+            rows = np.zeros((3, len(region.bytes)), np.int32)
             rows[0] = -1
             self.rows[region.start] = rows
         else:

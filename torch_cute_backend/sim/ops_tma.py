@@ -81,7 +81,8 @@ def strided(data: np.ndarray, region: Region, tensor: TensorMap) -> np.ndarray:
     bytes).
     """
     shape = (*reversed(tensor.dims[1:]), tensor.dims[0] * tensor.item_bits // 8)
-    strides = (*reversed(tensor.strides), 1)
+    # ``data`` has one entry per byte of the tensor, whatever the entry's own size.
+    strides = tuple(s * data.itemsize for s in (*reversed(tensor.strides), 1))
     return np.lib.stride_tricks.as_strided(
         data[tensor.address - region.base :], shape, strides
     )

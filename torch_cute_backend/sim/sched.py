@@ -135,7 +135,8 @@ class Engine:
     def _step_ordered(self) -> bool:
         while self.runnable:
             self._run_slice(self.runnable.popleft(), self.slice)
-            spinning = self.idle > 2 * (len(self.runnable) + 1)
+            limit = 2 * (len(self.runnable) + 1)
+            spinning = self.slice > 0 and self.idle > limit
             if spinning and not self._complete_one() and self._livelocked():
                 return False
         return self._complete_one()
