@@ -16,8 +16,8 @@ HERE = str(Path(__file__).parent)
 
 
 @contextmanager
-def fake_session(faults: dict[str, str] | None = None):
-    """A session with the stand-in child, and the path of its request log."""
+def stand_in(faults: dict[str, str] | None = None):
+    """Children started here can be the stand-in; yields the path of its request log."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         environ = {
@@ -26,12 +26,15 @@ def fake_session(faults: dict[str, str] | None = None):
         }
         # Children find their modules through ``sys.path``.
         path = sys.path if HERE in sys.path else [HERE, *sys.path]
-        with (
-            mock.patch.dict(os.environ, environ),
-            mock.patch.object(sys, "path", path),
-            Session("bench_child") as session,
-        ):
-            yield session, log
+        with mock.patch.dict(os.environ, environ), mock.patch.object(sys, "path", path):
+            yield log
+
+
+@contextmanager
+def fake_session(faults: dict[str, str] | None = None):
+    """A session with the stand-in child, and the path of its request log."""
+    with stand_in(faults) as log, Session("bench_child") as session:
+        yield session, log
 
 
 def requests(log: Path, op: str) -> list[dict]:
