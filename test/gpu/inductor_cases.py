@@ -427,7 +427,7 @@ def fp8_mlp() -> str:
         compiled(x)
         poison()
         before = ours_launched()
-        close(compiled(x), model.reference(x))
+        close(compiled(x), model.reference(x), 0.05)
     launched = ours_launched() - before
     if launched != 2:
         raise AssertionError(f"{launched} launches of ours, expected 2")
