@@ -160,13 +160,19 @@ class Sm90Host:
         kind = dtype(name)
         contiguous = self.schedule.tile_k if major is Major.K else extent
         prefix = "K" if major is Major.K else "MN"
-        order = "(0, 1, 2)" if major is Major.K else "(1, 0, 2)"
+        order = "0, 1" if major is Major.K else "1, 0"
         self._smem_atom(
             out, x, f"{prefix}_{swizzle_name(contiguous * kind.bytes)}", kind
         )
         out.call(
             f"{x}_smem_layout = cute.tile_to_shape(",
-            (f"{x}_smem_atom", f"({rows}, TILE_K, AB_STAGES)", f"order={order}"),
+            (f"{x}_smem_atom", f"({rows}, TILE_K, AB_STAGES)", f"order=({order}, 2)"),
+        )
+        # Not a slice of the staged layout: CuTe DSL 4.8.1 aborts on slicing one whose
+        # stage stride is an odd multiple of 1 or 2 KiB (bf16, 24 or 40 columns).
+        out.call(
+            f"{x}_smem_stage = cute.tile_to_shape(",
+            (f"{x}_smem_atom", f"({rows}, TILE_K)", f"order=({order})"),
         )
 
     def _smem_atom(self, out: Writer, x: str, atom: str, kind: DType) -> None:
@@ -230,7 +236,10 @@ class Sm90Host:
                 (
                     "cpasync.CopyBulkTensorTileS2GOp()",
                     d.name,
-                    self._box("d", "(TILE_M, EPI_N)"),
+                    self._box(
+                        "cute.slice_(d_smem_layout, (None, None, 0))",
+                        "(TILE_M, EPI_N)",
+                    ),
                     "(TILE_M, EPI_N)",
                 ),
             )
@@ -248,19 +257,16 @@ class Sm90Host:
             (
                 f"cpasync.{op}()",
                 x,
-                self._box(x, f"({rows}, TILE_K)") if x == "a" else self._stage(x),
+                self._box("a_smem_stage", "(TILE_M, TILE_K)")
+                if x == "a"
+                else "b_smem_stage",
                 f"({rows}, TILE_K)",
                 f"num_multicast={multicast}",
             ),
         )
 
-    def _stage(self, x: str) -> str:
-        """Layout of one stage."""
-        return f"cute.slice_({x}_smem_layout, (None, None, 0))"
-
-    def _box(self, x: str, shape: str) -> str:
+    def _box(self, stage: str, shape: str) -> str:
         """The part of a stage that TMA moves: its first TILE_M rows."""
-        stage = self._stage(x)
         return f"cute.composition({stage}, {shape})" if self.padded else stage
 
     def _storage(self, out: Writer) -> None:

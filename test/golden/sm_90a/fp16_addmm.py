@@ -247,6 +247,7 @@ def gemm(
         (MMA_ROWS, TILE_K, AB_STAGES),
         order=(0, 1, 2),
     )
+    a_smem_stage = cute.tile_to_shape(a_smem_atom, (MMA_ROWS, TILE_K), order=(0, 1))
     b_smem_atom = warpgroup.make_smem_layout_atom(
         warpgroup.SmemLayoutAtomKind.K_SW128,
         cutlass.Float16,
@@ -256,6 +257,7 @@ def gemm(
         (TILE_N, TILE_K, AB_STAGES),
         order=(0, 1, 2),
     )
+    b_smem_stage = cute.tile_to_shape(b_smem_atom, (TILE_N, TILE_K), order=(0, 1))
     d_smem_atom = warpgroup.make_smem_layout_atom(
         warpgroup.SmemLayoutAtomKind.K_SW128,
         cutlass.Float16,
@@ -287,14 +289,14 @@ def gemm(
     tma_atom_a, mA_mk = cpasync.make_tiled_tma_atom(
         cpasync.CopyBulkTensorTileG2SOp(),
         a,
-        cute.slice_(a_smem_layout, (None, None, 0)),
+        a_smem_stage,
         (TILE_M, TILE_K),
         num_multicast=1,
     )
     tma_atom_b, mB_nk = cpasync.make_tiled_tma_atom(
         cpasync.CopyBulkTensorTileG2SOp(),
         b,
-        cute.slice_(b_smem_layout, (None, None, 0)),
+        b_smem_stage,
         (TILE_N, TILE_K),
         num_multicast=1,
     )
