@@ -198,6 +198,35 @@ def unsupported_value() -> Program:
     return ex.with_residual(kept(), load, value)
 
 
+def only_supplied(**changes: object) -> Program:
+    """Nothing in the shared loop but its copy of what the scheduler supplies."""
+    program = ex.without(kept(), KLoop, role=None)
+    body = tuple(s for s in program.loop.body if not isinstance(s, Let))
+    program = replace(program, loop=program.loop.with_body(body))
+    return in_loop(
+        program,
+        lambda s: replace(s, **changes) if isinstance(s, ScheduledCoordinates) else s,
+    )
+
+
+def used_in_a_tail() -> Program:
+    use = Let(role=ex.LOAD90, var=Var("z"), value=Ref(GROUP))
+
+    def visit(stmt: Stmt) -> Stmt:
+        mine = isinstance(stmt, RoleRegion) and stmt.role == ex.LOAD90
+        return stmt.with_body((*stmt.body, use)) if mine else stmt
+
+    return ex.edited(kept(), visit)
+
+
+def branch_on_a_load() -> Program:
+    """A replaced value that is assigned where an unreplaced one says so."""
+    odd = Var("odd")
+    load = ScalarLoad(var=odd, buffer=ex.OFFSETS, index=Const(0))
+    value = Let(var=Var("w"), value=Const(0), replaced_by=GROUP)
+    return ex.with_residual(kept(), load, If(condition=Ref(odd), body=(value,)))
+
+
 KEPT = {
     "old_value_used_by_a_role": lambda: in_region(kept(), "load", use_old),
     "supplied_after_first_use": lambda: in_region(kept(), "load", supplied_last),
@@ -210,6 +239,15 @@ KEPT = {
     "coordinates_of_the_output": coordinates_of_the_output,
     "ordinary_scheduler": ordinary_scheduler,
     "unsupported_value": unsupported_value,
+    "branch_on_a_load": branch_on_a_load,
+    "used_in_a_tail": used_in_a_tail,
+    "supplied_to_another_loop": lambda: only_supplied(
+        scheduler=replace(GROUPED, name="other")
+    ),
+    "supplied_for_another_tile": lambda: only_supplied(work=INDEX),
+    "supplied_by_an_ordinary_scheduler": lambda: ex.with_resource(
+        only_supplied(), GROUPED, Scheduler("tiles", SchedulerKind.STATIC_PERSISTENT)
+    ),
     "plain_load": lambda: ex.with_residual(
         kept(), ScalarLoad(var=Var("w"), buffer=ex.OFFSETS, index=Const(0))
     ),
@@ -286,6 +324,19 @@ APPLIED omit_shared_loop: tile loop tiles (grouped_static): tile = bidz; while t
     @parametrize("case", [subtest(c, name=c) for c in KEPT])
     def test_kept(self, case):
         self.assertEqual(decide(KEPT[case]()), ("kept", "residual_work"))
+
+    @parametrize("case", ["unsupported_value", "branch_on_a_load"])
+    def test_what_depends_on_an_unreplaced_value_is_work_by_itself(self, case):
+        remarks = [str(r) for r in ex.omit(KEPT[case]())[1].remarks]
+        (found,) = [r for r in remarks if " w = " in r]
+        self.assertIn("depends on a value that is not a coordinate", found)
+
+    def test_a_copy_that_belongs_to_a_role_can_neither_go_nor_stay(self):
+        program = only_supplied(role=ex.MATH)
+        self.assertEqual(decide(program), ("refused", "residual_work"))
+
+    def test_only_the_copy_of_what_is_supplied_goes(self):
+        self.assertEqual(decide(only_supplied()), ("omitted", None))
 
     @parametrize("var", [OLD_M, OLD_GROUP, GROUP], name_fn=str)
     def test_use_behind_the_loop(self, var):

@@ -6,8 +6,8 @@ and comparisons included. They may go iff
 
 * each value they define names, on every definition, the variable that ``replaced_by``
   it, and is computed from coordinates and other such values only;
-* no role uses or defines the old value any more, and in each role that uses the new
-  one, the role's own scheduler supplies it before the first use (dominates it);
+* no role uses the old value any more, and in each role that uses the new one, the
+  role's own scheduler supplies it before the first use (dominates it);
 * the buffers they load from are written by nothing in the kernel.
 
 That no use is left behind the loop is the rule ``post_loop_use``. One definition
@@ -47,7 +47,7 @@ def replaced_variables(
     chosen = frozenset(
         var
         for var, sources in definitions((loop,)).items()
-        if all(_names_replacement(program, s) for s in sources)
+        if all(_replaceable(program, s) for s in sources)
         and _taken_over(program, var, sources)
     )
     found = tuple(controlled_definitions((loop,)))
@@ -64,25 +64,24 @@ def is_superfluous(
 ) -> bool:
     """Is ``stmt`` a definition that the scheduler replaces, or the shared loop's own
     copy of what the scheduler supplies?"""
-    if loop.scheduler.kind is not SchedulerKind.GROUPED_STATIC or stmt.role is not None:
+    if stmt.role is not None:
         return False
-    if type(stmt) is ScheduledCoordinates:
+    if type(stmt) is ScheduledCoordinates and isinstance(stmt, ScheduledCoordinates):
+        grouped = loop.scheduler.kind is SchedulerKind.GROUPED_STATIC
         own = stmt.scheduler == loop.scheduler and stmt.work == loop.work
-        return own and stmt.buffer not in written_buffers(program)
+        return grouped and own and stmt.buffer not in written_buffers(program)
     if type(stmt) in (Let, ScalarLoad):
         return all(var in replaced for var in stmt.defs())
     return False
 
 
-def _names_replacement(program: Program, stmt: Stmt) -> bool:
+def _replaceable(program: Program, stmt: Stmt) -> bool:
+    """A shared definition of a kind that may go; a load only of a read-only buffer."""
     if stmt.role is not None:
         return False
-    if type(stmt) is Let and isinstance(stmt, Let):
-        return stmt.replaced_by is not None
     if type(stmt) is ScalarLoad and isinstance(stmt, ScalarLoad):
-        read_only = stmt.buffer not in written_buffers(program)
-        return stmt.replaced_by is not None and read_only
-    return False
+        return stmt.buffer not in written_buffers(program)
+    return type(stmt) is Let
 
 
 def _supported(found: Definition, support: frozenset[Var]) -> bool:
@@ -102,7 +101,7 @@ def _taken_over(program: Program, var: Var, sources: tuple[Stmt, ...]) -> bool:
     if len(names) != 1 or not isinstance(new, Var):
         return False
     for region in program.regions:
-        if var in used(region.body) or var in definitions(region.body):
+        if var in used(region.body):
             return False
         if new in used(region.body) and not _dominates(region, new):
             return False
