@@ -25,6 +25,7 @@ import numpy as np
 from torch_cute_backend.arch import ArchSpec, arch_spec
 from torch_cute_backend.bench import compare
 from torch_cute_backend.bench.cases import KINDS, problem_of
+from torch_cute_backend.bench.quality import GPUS
 from torch_cute_backend.bench.results import OURS
 from torch_cute_backend.errors import TableError, UserError
 from torch_cute_backend.problem import Accum, GemmProblem
@@ -33,7 +34,6 @@ from torch_cute_backend.tuning import model, rates
 from torch_cute_backend.tuning.rates import RATES, Rates
 
 RESULTS = Path(__file__).parent / "results"
-GPUS = {"H200": "sm_90a", "H100": "sm_90a", "B200": "sm_100a"}
 COLD = ("cold", "brief-cold")
 FITTED = tuple(f.name for f in fields(Rates) if f.name != "source")
 PRIOR = 0.05

@@ -30,7 +30,7 @@ from typing import TextIO
 from torch_cute_backend import config
 from torch_cute_backend.arch import ArchSpec, arch_spec
 from torch_cute_backend.bench import manifest, results, suite
-from torch_cute_backend.bench.cases import SUITES, Case, Shape
+from torch_cute_backend.bench.cases import LISTED, RANDOM, SUITES, Case, Shape
 from torch_cute_backend.bench.session import Deadline, Session
 from torch_cute_backend.errors import UserError
 from torch_cute_backend.problem import Accum
@@ -84,7 +84,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--kernels", type=Path, help="archive of precompile.py")
     parser.add_argument("--budget", type=float, default=480.0, help="seconds in all")
     parser.add_argument("--phases", default="sweep,tune,suites,host")
-    parser.add_argument("--suites", default=",".join(SUITES))
+    parser.add_argument("--suites", default=",".join(LISTED))
     parser.add_argument("--protocols", default="cold", help="cold, warm or cold,warm")
     parser.add_argument("--providers", default=",".join(suite.DEFAULT_PROVIDERS))
     parser.add_argument("--limit", type=int, help="candidates of a shape to tune over")
@@ -244,7 +244,8 @@ def _tune(
     right = _right(args.out / "sweep.jsonl")
     cached = manifest.read(config.get().cache_dir)
     for case, accum in _cases(args):
-        tuned = Case("tune", case.kind, case.shape)
+        suite_name = RANDOM if case.suite == RANDOM else search.SUITE
+        tuned = Case(suite_name, case.kind, case.shape)
         others = cached.schedules(arch.name, case.problem(accum))
         listed = search.candidates(tuned, accum, arch, None, others)
         if right:
@@ -258,7 +259,8 @@ def _tune(
         found = search.search(session, tuned, accum, listed, deadline=deadline)
         search.record(out, environment, found)
         row = search.table_row(found, environment)
-        if row is not None:
+        # Random shapes judge the candidates; in a table they would be tuned ones.
+        if row is not None and suite_name != RANDOM:
             publish.merge_rows(table, arch.name, [row])
         say(
             f"tune {tuned.describe()} {accum.value}: {len(found.brief.timings)} of "
@@ -284,7 +286,7 @@ def _suites(
 ) -> None:
     _ = facts
     table = args.out / "table.json"
-    names = args.suites.split(",")
+    names = [name for name in args.suites.split(",") if name != RANDOM]
     for name in names:
         options = suite.Options(
             out=args.out / "results.jsonl",

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from torch_cute_backend.arch import ArchSpec, arch_spec
 from torch_cute_backend.bench import manifest
-from torch_cute_backend.bench.cases import Case, parse_shapes, suite
+from torch_cute_backend.bench.cases import LISTED, Case, parse_shapes, suite
 from torch_cute_backend.bench.manifest import Kind, Listed, Slot
 from torch_cute_backend.build import build_kernel
 from torch_cute_backend.codegen.source import KernelSource
@@ -32,7 +32,7 @@ from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.status import Status
 from torch_cute_backend.tuning import heuristics, search
 
-DEFAULT_SUITES = "headline,fp8-rowwise-decode,fp8-rowwise,bf16"
+DEFAULT_SUITES = ",".join(LISTED)
 
 
 def main() -> int:

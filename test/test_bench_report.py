@@ -8,9 +8,12 @@ from pathlib import Path
 
 from torch.testing._internal.common_utils import TestCase, run_tests
 
+from torch_cute_backend.arch import SM90
 from torch_cute_backend.bench import compare, plots, report, results, svg
+from torch_cute_backend.bench.cases import problem_of
 from torch_cute_backend.bench.results import OURS
 from torch_cute_backend.errors import UserError
+from torch_cute_backend.tuning import lookup, model
 
 SCHEDULE = {"tile_m": 64, "tile_n": 32, "tile_k": 128, "cluster_m": 1, "cluster_n": 2}
 
@@ -162,6 +165,33 @@ class TestGoals(TestCase):
         self.assertIsNone(self.goal(rows, "warm start").reached)
         rows += [first(OURS, 1.4, "warm"), first("stock", 1.0, "warm")]
         self.assertTrue(self.goal(rows, "warm start").reached)
+
+    def test_candidates(self):
+        shape = {"m": 96, "n": 4096, "k": 2048}
+        problem = problem_of("fp8", (96, 4096, 2048))
+        listed = [c.schedule for c in lookup.candidates(problem, SM90)]
+        other = next(s for s in model.tiles(problem, SM90) if s not in listed)
+        search = {
+            "suite": "random",
+            "protocol": "brief-cold",
+            "gpu": "NVIDIA H200 (made up)",
+            "shape": shape,
+        }
+        rows = [
+            row(OURS, 10.0 + i, schedule=s.to_json(), **search)
+            for i, s in enumerate(listed)
+        ]
+        name = "the look-up's candidates"
+        for us, figure, reached in (
+            (9.9, "100% of 1 shapes, mean 1.010x", True),
+            (8.0, "0% of 1 shapes, mean 1.250x", False),
+        ):
+            best = row(OURS, us, schedule=other.to_json(), **search)
+            goal = self.goal([*rows, best], name)
+            self.assertEqual((goal.figure, goal.reached), (figure, reached))
+        # Tuned shapes prove nothing.
+        tuned = row(OURS, 1.0, schedule=other.to_json(), **{**search, "suite": "tune"})
+        self.assertIsNone(self.goal([tuned], name).reached)
 
     def test_host(self):
         bare = row("cuLaunchKernelEx", 3.2, suite="host", protocol="host-enqueue")

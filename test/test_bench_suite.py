@@ -27,12 +27,13 @@ from torch_cute_backend.bench.cases import (
     make_inputs,
     parse_shapes,
     problem_of,
+    random_shapes,
 )
 from torch_cute_backend.bench.results import OURS
 from torch_cute_backend.errors import UserError
 from torch_cute_backend.problem import Accum
 from torch_cute_backend.tuning import lookup, model, publish
-from torch_cute_backend.tuning.table import RowKey
+from torch_cute_backend.tuning.table import RowKey, table
 
 FACTS = ("gpu", "driver", "torch", "dsl", "commit", "date")
 SHAPES = ((64, 5120, 5120), (16, 4096, 4096))
@@ -196,6 +197,15 @@ class TestOptions(TestCase):
         for text in ("", "1x2", "1x2x0", "ax2x3", "1x2x3x4", "1x2x-3"):
             with self.assertRaises(UserError):
                 parse_shapes(text)
+
+    def test_random_shapes_are_the_same_everywhere_and_in_no_table(self):
+        shapes = random_shapes()
+        self.assertEqual(len(set(shapes)), 100)
+        self.assertEqual(shapes[:2], random_shapes(2))
+        keys = {(r.key.m, r.key.n, r.key.k) for r in table("sm_90a")}
+        self.assertEqual(keys & set(shapes), set())
+        for shape in shapes:
+            self.assertTrue(problem_of("fp8", shape).validate())
 
     def test_suites_list_what_the_goals_name(self):
         for shape in ((64, 5120, 5120), (64, 5120, 25600), (64, 51200, 5120)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -102,6 +103,19 @@ HEADLINE: tuple[Shape, ...] = (
 """Decode and serving shapes of Qwen3- and Llama-like models, DeepGEMM's, squares."""
 
 
+def random_shapes(count: int = 100, seed: int = 2026) -> tuple[Shape, ...]:
+    """Shapes that no table lists, log-uniform: M to 8192, N and K multiples of 16 from
+    256 to 16384, products to 2**38 multiply-adds."""
+    generator = random.Random(seed)
+    shapes: list[Shape] = []
+    while len(shapes) < count:
+        m = int(2 ** generator.uniform(0, 13))
+        n, k = (16 * int(2 ** generator.uniform(4, 10)) for _ in range(2))
+        if m * n * k <= 2**38 and (m, n, k) not in shapes:
+            shapes.append((m, n, k))
+    return tuple(shapes)
+
+
 @dataclass(frozen=True)
 class Case:
     """One shape of a suite."""
@@ -138,6 +152,10 @@ class Suite:
             yield Case(self.name, self.kind, shape)
 
 
+RANDOM = "random"
+"""Shapes for judging candidates: each is searched through, none is in a table."""
+LISTED = ("headline", "fp8-rowwise-decode", "fp8-rowwise", "bf16")
+"""Suites of shapes that people use."""
 SUITES: dict[str, Suite] = {
     s.name: s
     for s in (
@@ -145,6 +163,7 @@ SUITES: dict[str, Suite] = {
         Suite("fp8-rowwise-decode", "fp8", DECODE),
         Suite("fp8-rowwise", "fp8", LARGE, exact=True),
         Suite("bf16", "bf16", _unique([*HEADLINE, *LARGE])),
+        Suite(RANDOM, "fp8", random_shapes()),
     )
 }
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch_cute_backend.bench import results
+from torch_cute_backend.bench import quality, results
 from torch_cute_backend.bench.results import OURS
 
 FLOOR = "t_read"
 """The provider that only reads the weight: a floor, no peer."""
-NOT_COMPARED = ("tune",)
+NOT_COMPARED = ("tune", "random")
 """Suites whose rows are measurements of candidates, not comparisons."""
 
 Row = dict[str, Any]
@@ -207,6 +207,7 @@ def goals(lines: Sequence[Comparison], rows: Sequence[Row]) -> list[Goal]:
         _exact_goal(fp8),
         _ratio("bf16: cuBLAS", half, "aten", 1.05, 0.98),
         *_pick_goals(rows),
+        _candidates_goal(rows),
         _host_goal(rows),
     ]
 
@@ -300,6 +301,20 @@ def _limit(name: str, values: dict[str, float], limit: float) -> Goal:
         return Goal(name, None, "not measured")
     worst = max(values.values())
     return Goal(name, worst <= limit, f"at most {worst:.1f} s, {len(values)} shapes")
+
+
+def _candidates_goal(rows: Sequence[Row]) -> Goal:
+    found = quality.of_candidates(rows)
+    name = (
+        f"the look-up's candidates within {quality.CLOSE:g}x of the best of a search "
+        "on 90% of random shapes"
+    )
+    if not found:
+        return Goal(name, None, "not measured")
+    share = sum(loss <= quality.CLOSE for loss in found) / len(found)
+    mean = geometric_mean(found) or 0.0
+    figure = f"{100 * share:.0f}% of {len(found)} shapes, mean {mean:.3f}x"
+    return Goal(name, share >= 0.9, figure)
 
 
 def _host_goal(rows: Sequence[Row]) -> Goal:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 SUITES = (
-    *("headline", "fp8-rowwise-decode", "fp8-rowwise", "bf16"),
+    *("headline", "fp8-rowwise-decode", "fp8-rowwise", "bf16", "random"),
     *("host", "pick-time", "report"),
 )
 """Suites of GEMM shapes, suites of their own, and the report over all results."""
