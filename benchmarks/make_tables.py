@@ -24,6 +24,7 @@ from typing import Any
 
 from torch_cute_backend.arch import ARCHS, ArchSpec
 from torch_cute_backend.bench import cases
+from torch_cute_backend.bench.compare import FLOOR
 from torch_cute_backend.bench.results import OURS
 from torch_cute_backend.dtypes import BFLOAT16, E4M3, FLOAT16
 from torch_cute_backend.epilogue.graph import EpilogueGraph, InputKind
@@ -179,7 +180,7 @@ def measured(rows: Iterable[dict[str, Any]]) -> dict[tuple[str, RowKey], Best]:
     cold = [r for r in rows if str(r.get("protocol", "")).startswith(COLD)]
     others: dict[tuple[Any, ...], float] = {}
     for r in cold:
-        if r["provider"] != OURS:
+        if r["provider"] not in (OURS, FLOOR):
             others[_run(r)] = min(r["us"], others.get(_run(r), float("inf")))
     best: dict[tuple[str, RowKey], Best] = {}
     for r in cold:
