@@ -563,16 +563,18 @@ class TestLayouts(InductorTestCase):
         self.assertEqual(len(our_calls(compiled.code)), 1, self.reasons())
         self.check_numbers(compiled, [a, w], (a.float() @ w.float().t()).to(BF16))
 
-    def test_output_inside_a_concatenation(self) -> None:
-        def fn(a: Any, w: Any, z: Any) -> Any:
-            return torch.cat([z, torch.relu(a @ w.t())], 1)
+    def test_outputs_inside_a_concatenation(self) -> None:
+        # Inductor lets both GEMMs write into views of the concatenated buffer.
+        def fn(a: Any, w: Any, b: Any) -> Any:
+            return torch.cat([a @ w.t(), b @ w.t()], 0)
 
-        for columns in (8, 3):
-            tensors = [integers(M, K), integers(N, K), integers(M, columns)]
-            compiled = self.compile(fn, tensors)
-            for spec in specs(compiled.code):
-                self.assertTrue(spec.problem.validate())
-            self.assertEqual(len(our_calls(compiled.code)), 1)
+        tensors = [integers(3, K), integers(264, K), integers(64, K, seed=2)]
+        options = {"max_pointwise_cat_inputs": 0}
+        compiled = self.compile(fn, tensors, options=options)
+        self.assertEqual(len(our_calls(compiled.code)), 2)
+        self.assertEqual(len(kernel_names(compiled.code)), 2)
+        want = fn(*(t.float() for t in tensors)).to(BF16)
+        self.check_numbers(compiled, tensors, want)
 
     @parametrize(
         "name,make",
