@@ -194,6 +194,14 @@ class TestTiming(TestCase):
         self.assertEqual(seen[0].dtype, torch.bfloat16)
         self.assertNotEqual(seen[0].data_ptr(), buffers["w"].data_ptr())
 
+    def test_random_numbers_of_the_program_are_kept(self) -> None:
+        layout = [("w", torch.float32, ((4, 6), (6, 1), 0))]
+        torch.manual_seed(5)
+        first = torch.rand(3)
+        torch.manual_seed(5)
+        self.time(layout, {}, lambda *args: None)
+        self.assertEqual(torch.rand(3), first)
+
     def test_a_kernel_that_fails_is_a_status(self) -> None:
         for error in (RuntimeError("launch failed"), ValueError("bad stride")):
             layout = [("w", torch.float32, ((1,), (1,), 0))]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._dynamo.utils import preserve_rng_state
 
 from torch_cute_backend.codegen.source import KernelSource
 from torch_cute_backend.errors import CuteBackendError
@@ -86,7 +87,8 @@ def time_layouts(
     """As :func:`time_source`, for views given as (buffer name, dtype, hints)."""
     try:
         kernel = launch.load_kernel(source)
-        with torch.cuda.device(device):
+        # Compiling must not change the random numbers of the user's program.
+        with torch.cuda.device(device), preserve_rng_state():
             tensors = [_tensor(*entry, buffers, device) for entry in layouts]
             sets = _copies(tensors)
             ctas = devices.sm_count(devices.device_index(device))
