@@ -16,6 +16,7 @@ from torch.testing._internal.common_utils import (
 )
 
 from torch_cute_backend.sim.operands import swizzle_granules
+from torch_cute_backend.sim.ops_tensormap import replace_field
 from torch_cute_backend.sim.report import SimError, UnsupportedPtx
 from torch_cute_backend.sim.tensormap import decode, encode
 
@@ -431,6 +432,23 @@ class TmaTest(TestCase):
             (found.address, found.box, found.swizzle_bytes),
             (0x7F0012345670, (64, 32, 1), 128),
         )
+
+    def test_replaced_fields(self):
+        words = np.frombuffer(
+            bytearray(encode(0, "bf16", (8, 8, 1), (16, 128), (8, 8, 1))), np.uint64
+        ).copy()
+        replace_field(words, "global_address", 0, 0x7F0000001230)
+        for axis, size in enumerate((5120, 300, 7)):
+            replace_field(words, "global_dim", axis, size)
+        replace_field(words, "global_stride", 0, 10240)
+        replace_field(words, "global_stride", 1, 1 << 37)
+        found = decode(words.tobytes())
+        wanted = encode(
+            0x7F0000001230, "bf16", (5120, 300, 7), (10240, 1 << 37), (8, 8, 1)
+        )
+        self.assertEqual(found, decode(wanted))
+        with self.assertRaises(UnsupportedPtx):
+            replace_field(words, "swizzle_mode", 0, 1)
 
     @parametrize("x,y", [(0, 0), (16, 4), (32, 12), (-16, -3), (48, 0), (4096, 4096)])
     def test_box_with_zero_fill(self, x: int, y: int):

@@ -365,6 +365,31 @@ def _createpolicy(e: BlockEmitter, instr: Instr) -> None:
     e.assign(instr.operands[0], "0")  # cache policies have no effect on values
 
 
+def _tensormap(e: BlockEmitter, instr: Instr) -> None:
+    parts, line = instr.parts, instr.line
+    shared = "shared::cta" in parts
+    if parts[1] == "cp_fenceproxy":
+        known = ["global", "shared::cta", "tensormap::generic", "release"]
+        if parts[2:6] != known or parts[7:] != ["sync", "aligned"]:
+            raise UnsupportedPtx("tensormap.cp_fenceproxy form", line)
+        target = e.address(_memory(instr.operands[0]), 64)
+        source = e.address(_memory(instr.operands[1]), 32)
+        e.lines.append(f"W.tensormap_copy(g, {target}, {source}, {line})")
+        return
+    fields = ("global_address", "global_dim", "global_stride")
+    if parts[1:3] != ["replace", "tile"] or parts[3] not in fields:
+        raise UnsupportedPtx("tensormap.replace field", line)
+    if parts[4] not in ("shared::cta", "global") or parts[5] != "b1024":
+        raise UnsupportedPtx("tensormap.replace form", line)
+    address = e.address(_memory(instr.operands[0]), 32 if shared else 64)
+    ordinal = e.val(instr.operands[1], 32) if len(instr.operands) == 3 else "0"
+    value = e.val(instr.operands[-1], int(parts[-1][1:]))
+    e.lines.append(
+        f"W.tensormap_replace(g, {shared}, {parts[3]!r}, {address}, {ordinal}, "
+        f"{value}, {line})"
+    )
+
+
 def _nothing(e: BlockEmitter, instr: Instr) -> None:
     """Hints without effect on results or ordering."""
 
@@ -394,6 +419,7 @@ _HANDLERS: dict[str, Callable[[BlockEmitter, Instr], None]] = {
     "griddepcontrol": _griddep,
     "activemask": _activemask,
     "createpolicy": _createpolicy,
+    "tensormap": _tensormap,
     "nanosleep": _nothing,
     "discard": _nothing,
     "applypriority": _nothing,

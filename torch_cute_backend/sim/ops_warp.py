@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .codegen import PARAM_BASE
-from .lanes import LANE, M32, ONE_HOT, Value, full
+from .lanes import LANE, M32, ONE_HOT, UINT, Value, full
 from .machine import Group, WarpState
 from .report import SimError, UnsupportedPtx
 
@@ -118,10 +118,10 @@ class WarpOps(WarpState):
     def load_param(
         self, g: Group, address: Value, size: int, count: int, line: int, order: str
     ) -> tuple[Value, ...]:
-        """ld.param: uniform address into the parameter window."""
-        if address.__class__ is not int:
-            raise UnsupportedPtx("per-lane parameter address", line)
+        """ld.param: address into the parameter window."""
         data = self.engine.params
+        if address.__class__ is not int:
+            return self._param_lanes(g, full(address, 64), size, count, line)
         at = address - PARAM_BASE
         if at < 0 or at + size * count > len(data):
             raise SimError(f"parameter read at offset {at} of {len(data)}", line)
@@ -129,6 +129,22 @@ class WarpOps(WarpState):
             int.from_bytes(data[at + i * size : at + (i + 1) * size], "little")
             for i in range(count)
         )
+
+    def _param_lanes(
+        self, g: Group, address: np.ndarray, size: int, count: int, line: int
+    ) -> tuple[Value, ...]:
+        """Parameter reads at per-lane addresses."""
+        data = np.frombuffer(self.engine.params, np.uint8)
+        at = (address - np.uint64(PARAM_BASE)).astype(np.int64)
+        at = np.where(g.mask, at, 0)
+        if at.min() < 0 or at.max() + size * count > len(data):
+            raise SimError("parameter read outside the parameters", line)
+        out = []
+        for i in range(count):
+            index = (at + i * size)[:, None] + np.arange(size)
+            raw = np.ascontiguousarray(data[index])
+            out.append(raw.view(UINT[8 * size]).reshape(32))
+        return tuple(out)
 
     def setmaxnreg(self, g: Group, direction: str, registers: int, line: int) -> None:
         """Register reallocation has no effect on values; the multiple-of-8 rule is

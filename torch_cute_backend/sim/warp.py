@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .ops_tcgen05 import Tcgen05Ops
+from .ops_tensormap import TensorMapOps
 
 
-class Warp(Tcgen05Ops):
+class Warp(TensorMapOps):
     """What generated code calls ``W``."""
