@@ -117,7 +117,7 @@ SM90_MORE = {
     ),
     "fused_kept": (
         mm(epilogue=gelu_residual()),
-        replace(B128, epi_n=32, shared_loop="keep"),
+        replace(B128, epi_n=16, shared_loop="keep"),
     ),
 }
 

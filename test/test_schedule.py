@@ -73,6 +73,11 @@ ONLY_90 = {
         "nor 8, 16 or 32 K-major rows",
     ),
     "warpgroups": ({"math_warpgroups": 3}, fp8(), "math_warpgroups=3 is not 1 or 2"),
+    "epilogue": (
+        {"epi_n": 32},
+        fp8(epilogue=gelu_residual()),
+        "epilogue of about 160 registers a thread exceeds 150; a smaller epi_n than 32",
+    ),
     "acc_stages": ({"acc_stages": 2}, fp8(), "wgmma accumulators have one stage"),
 }
 ONLY_100 = {

@@ -130,7 +130,6 @@ OUTPUTS = {
     "fp16": {"out": FLOAT16},
     "e4m3": {"out": E4M3},
     "unaligned": {"out_aligned": False},
-    "fused": {"epilogue": gelu_residual()},
 }
 
 
@@ -171,6 +170,24 @@ class TestFit(TestCase):
 
     def wide(self, m, spec):
         return lookup.candidates(fp8(m, 5120, 5120), spec)
+
+    def test_a_heavy_epilogue_narrows_the_subtile(self):
+        wide = GemmSchedule(128, 128, 128, 6, epi_n=64, epi_stages=2)
+        wide = replace(wide, math_warpgroups=2)
+        self.assertTrue(wide.validate(fp8(), SM90))
+        fused = fp8(epilogue=gelu_residual())
+        self.assertIn("epilogue of about", str(wide.validate(fused, SM90)))
+        fitted = fit.refit(fused, SM90, wide)
+        self.assertTrue(fitted.validate(fused, SM90))
+        self.assertEqual((fitted.epi_n, fitted.store), (16, "tma"))
+
+    @parametrize("arch", list(ARCHS))
+    @parametrize("m", [16, 64, 512, 4096])
+    def test_every_shape_has_a_schedule_for_a_heavy_epilogue(self, arch, m):
+        # Large tiles hold too many accumulators for it; smaller ones must be found.
+        fused = fp8(m, 5120, 5120, epilogue=gelu_residual())
+        choice = lookup.choose(fused, ARCHS[arch])
+        self.assertTrue(choice.schedule.validate(fused, ARCHS[arch]))
 
     def test_unaligned_output_is_stored_directly(self):
         fitted = fit.refit(fp8(out_aligned=False), SM90, S)

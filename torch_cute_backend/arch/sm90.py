@@ -24,6 +24,23 @@ MAX_ACCUMULATORS_PER_THREAD = {1: 192, 2: 128}
 """fp32 accumulators a thread may hold, by math warpgroups: its registers less addresses
 and epilogue. A thread of five warps has 255; of nine, 168, since one of the SM's four
 register files of 16384 then serves three warps."""
+MAX_EPILOGUE_PRESSURE = {1: 230, 2: 150}
+"""What :func:`epilogue_pressure` may reach, by math warpgroups (ptxas of CUDA 13.0,
+rowwise with GELU, residuals and second outputs: 224 and 148 did not spill, 384 and 160
+did)."""
+
+
+def epilogue_pressure(problem: GemmProblem, schedule: GemmSchedule, live: int) -> int:
+    """Registers that a thread's values take in the epilogue, roughly: ``live``
+    accumulators; of a subtile, what is loaded and stored by element, with addresses,
+    the other output, and what a costly op needs."""
+    s, graph = schedule, problem.epilogue
+    rows = max(s.tile_m, MMA_M)
+    elements = rows * s.epi_n // (WARPGROUP_THREADS * s.math_warpgroups)
+    loads = sum(i.kind.value == "full" for i in graph.inputs)
+    direct = len(graph.outputs) - (s.store == "tma")
+    stored = sum(o.dtype.bytes for o in graph.outputs) * elements // 4
+    return live + stored + elements * (2 * loads + direct + 2 * graph.costly)
 
 
 @dataclass(frozen=True)
@@ -46,7 +63,14 @@ class Sm90Spec(ArchSpec):
             self.staged_rows(s) * s.tile_n // (WARPGROUP_THREADS * s.math_warpgroups)
         )
         sets = 2 if problem.accum.value == "exact" and problem.a_dtype.is_fp8 else 1
+        pressure = epilogue_pressure(problem, s, accumulators * sets)
         return check_common(self, problem, s) & Status.check(
+            (
+                pressure <= MAX_EPILOGUE_PRESSURE[s.math_warpgroups],
+                f"an epilogue of about {pressure} registers a thread exceeds "
+                f"{MAX_EPILOGUE_PRESSURE[s.math_warpgroups]}; a smaller epi_n than "
+                f"{s.epi_n} may fit",
+            ),
             (
                 s.tile_m % (MMA_M * s.math_warpgroups) == 0 or _padded(problem, s),
                 f"tile_m={s.tile_m} is not a multiple of 64 rows for each of "

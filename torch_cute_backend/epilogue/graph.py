@@ -113,6 +113,11 @@ class EpilogueGraph:
         b.output(value, out_dtype)
         return b.graph()
 
+    @property
+    def costly(self) -> bool:
+        """Does an element take more than a few instructions?"""
+        return any(node.op in OPS and OPS[node.op].costly for node in self.nodes)
+
     def validate(self) -> Status:
         """Ops known, dtypes storable, values defined before use, names usable."""
         status = Status.check((bool(self.outputs), "epilogue: no output"))

@@ -23,7 +23,8 @@ class EpilogueOp:
     """Base of all ops. Subclasses set ``name`` and ``arity`` and define both methods.
 
     ``name`` is Inductor's name of the op, where it has one: such ops are fused without
-    another word. ``boolean`` ops give 1.0 or 0.0. ``leaf`` ops (accumulator, input,
+    another word. ``boolean`` ops give 1.0 or 0.0; ``costly`` ones take a routine of
+    many instructions and registers. ``leaf`` ops (accumulator, input,
     constant) are printed by the emitter, which alone knows where their values live.
     """
 
@@ -31,6 +32,7 @@ class EpilogueOp:
     arity: ClassVar[int] = 1
     leaf: ClassVar[bool] = False
     boolean: ClassVar[bool] = False
+    costly: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -121,7 +123,7 @@ class Mul(EpilogueOp):
 
 
 class Div(EpilogueOp):
-    name, arity = "div", 2
+    name, arity, costly = "div", 2, True
 
     @staticmethod
     def emit(*args: str) -> str:
@@ -201,7 +203,7 @@ class Relu(EpilogueOp):
 class Exp(EpilogueOp):
     """The accurate one (2 ulp): ``fastmath`` loses log2(|x|) bits in the product."""
 
-    name = "exp"
+    name, costly = "exp", True
 
     @staticmethod
     def emit(*args: str) -> str:
@@ -215,7 +217,7 @@ class Exp(EpilogueOp):
 class Sigmoid(EpilogueOp):
     """``1 / (1 + exp(-x))``; exp's overflow to inf gives the right 0."""
 
-    name = "sigmoid"
+    name, costly = "sigmoid", True
 
     @staticmethod
     def emit(*args: str) -> str:
@@ -229,7 +231,7 @@ class Sigmoid(EpilogueOp):
 class Tanh(EpilogueOp):
     """Not ``tanh.approx``: its relative error of 2^-11 shows in bf16 already."""
 
-    name = "tanh"
+    name, costly = "tanh", True
 
     @staticmethod
     def emit(*args: str) -> str:
@@ -241,7 +243,7 @@ class Tanh(EpilogueOp):
 
 
 class Erf(EpilogueOp):
-    name = "erf"
+    name, costly = "erf", True
 
     @staticmethod
     def emit(*args: str) -> str:
@@ -253,7 +255,7 @@ class Erf(EpilogueOp):
 
 
 class Sqrt(EpilogueOp):
-    name = "sqrt"
+    name, costly = "sqrt", True
 
     @staticmethod
     def emit(*args: str) -> str:
@@ -265,7 +267,7 @@ class Sqrt(EpilogueOp):
 
 
 class Rsqrt(EpilogueOp):
-    name = "rsqrt"
+    name, costly = "rsqrt", True
 
     @staticmethod
     def emit(*args: str) -> str:
