@@ -99,23 +99,27 @@ class TestParts(TestCase):
             self.assertEqual(e.total, e.start + e.mainloop + e.epilogue)
 
     def test_the_raster_decides_what_dram_gives_twice(self):
-        # 128 MB of inputs: waves reload what L2 has dropped.
+        # A and B are 64 MB each: more than L2 keeps. 64 x 32 tiles, 132 at once.
         problem = problem_of("bf16", (8192, 8192, 4096))
         s = complete(problem, SM90, 128, 256, math_warpgroups=2)
-        once = 2 * 8192 * 4096 * 2
+        size = 8192 * 4096 * 2
 
-        def loaded(**changes: object) -> float:
-            return model.Work.of(problem, replace(s, **changes), SM90, 64).input_bytes
+        def loaded(shape: tuple[int, int, int], **changes: object) -> float:
+            found = problem_of("bf16", shape)
+            return model.Work.of(found, replace(s, **changes), SM90, 64).input_bytes
 
-        # 64 x 32 tiles in 16 waves of 132: two whole columns, or a band of 8 x 17.
-        self.assertEqual(loaded(), 16 * (64 * 128 + 3 * 256) * 4096 * 2)
-        grouped = loaded(raster="grouped", group_m=8)
-        self.assertEqual(grouped, 16 * (8 * 128 + 17 * 256) * 4096 * 2)
-        self.assertLess(grouped, loaded())
-        self.assertGreaterEqual(grouped, once)
-        small = problem_of("bf16", (2048, 2048, 2048))
-        fits = model.Work.of(small, s, SM90, 64)
-        self.assertEqual(fits.input_bytes, 2 * 2048 * 2048 * 2)
+        big = (8192, 8192, 4096)
+        # Two columns of tiles at a time: A comes 16 times.
+        self.assertEqual(loaded(big), (16 + 1) * size)
+        # Four rows at a time: B comes 16 times.
+        self.assertEqual(loaded(big, raster="along_n"), (1 + 16) * size)
+        # Bands of 8 rows stay in L2: B comes once a band.
+        grouped = loaded(big, raster="grouped", group_m=8)
+        self.assertEqual(grouped, (1 + 8) * size)
+        # A small A stays, however often it is used.
+        flat = (64, 51200, 5120)
+        self.assertEqual(loaded(flat), (64 + 51200) * 5120 * 2)
+        self.assertEqual(loaded((2048, 2048, 2048)), 2 * 2048 * 2048 * 2)
 
     def test_variants_are_valid_and_different(self):
         for shape in SHAPES:

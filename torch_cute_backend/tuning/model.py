@@ -33,6 +33,8 @@ __all__ = [
 _MMA_M = 64
 """Rows of the smallest MMA; lower tiles are padded in shared memory."""
 _MIN_STAGES = 3
+_L2_SHARE = 0.4
+"""Of L2, what an operand may take and stay while the other streams by."""
 _SM90_TILES = (
     *((m, n, 1) for m in (8, 16, 32) for n in (16, 24, 32, 40, 48, 64, 96)),
     *((64, n, 1) for n in (8, 16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256)),
@@ -116,8 +118,8 @@ class Work:
             ``pulled_bytes`` of them come through L2, the rest by multicast.
         in_flight: bytes that a CTA may have requested at once.
         mma_flops: of one k tile at the MMA's least width and height.
-        input_bytes: of A and B from DRAM: once each where they fit into half of L2,
-            else what every wave of tiles needs, which depends on the raster.
+        input_bytes: of A and B from DRAM; what does not stay in L2 comes again for
+            every band of tiles, which depends on the raster.
         output_bytes: of D, written once.
         tile_out_bytes: output of a CTA tile.
     """
@@ -160,21 +162,27 @@ class Work:
 
 
 def _input_bytes(p: GemmProblem, s: GemmSchedule, arch: ArchSpec, slots: int) -> float:
-    """DRAM bytes of A and B, see :class:`Work`."""
-    once = float(p.m * p.k * p.a_dtype.bytes + p.n * p.k * p.b_dtype.bytes)
-    if once <= arch.l2_bytes / 2:
-        return once
-    tall, wide = s.tile_m * s.cluster_m, s.tile_n * s.cluster_n
-    rows, columns = math.ceil(p.m / tall), math.ceil(p.n / wide)
+    """DRAM bytes of A and B, see :class:`Work`.
+
+    The raster keeps one operand's tiles in use while it runs through the other's, which
+    comes again for every band, unless it stays in L2 anyway.
+    """
+    a = float(p.m * p.k * p.a_dtype.bytes)
+    b = float(p.n * p.k * p.b_dtype.bytes)
+    rows = math.ceil(p.m / (s.tile_m * s.cluster_m))
+    columns = math.ceil(p.n / (s.tile_n * s.cluster_n))
     if s.raster == "along_n":
-        across = min(columns, slots)
-        down = min(rows, math.ceil(slots / across))
-    else:
-        down = min(rows, slots, s.group_m if s.raster == "grouped" else rows)
-        across = min(columns, math.ceil(slots / down))
-    wave = down * tall * p.a_dtype.bytes + across * wide * p.b_dtype.bytes
-    waves = math.ceil(rows * columns / slots)
-    return max(once, float(waves * wave * p.k))
+        down = max(1, slots // columns)
+        return a + b * _times(b, math.ceil(rows / down), arch)
+    band = min(rows, s.group_m) if s.raster == "grouped" else rows
+    across = max(1, slots // band)
+    a_times = _times(a * band / rows, math.ceil(columns / across), arch)
+    return a * a_times + b * _times(b, math.ceil(rows / band), arch)
+
+
+def _times(used: float, bands: int, arch: ArchSpec) -> int:
+    """How often an operand comes from DRAM if ``used`` bytes of it recur."""
+    return 1 if used <= arch.l2_bytes * _L2_SHARE else bands
 
 
 @dataclass(frozen=True)
