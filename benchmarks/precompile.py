@@ -130,7 +130,7 @@ def _compile(
             error = job.exception()
             if isinstance(error, CuteBackendError):
                 failed += 1
-                print(f"FAILED {jobs[job]}: {error}", flush=True)
+                print(f"FAILED {str(error).splitlines()[0]}", flush=True)
                 continue
             entry = job.result()
             note = "" if entry.gate else f"  {entry.gate}"
