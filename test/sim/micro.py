@@ -53,6 +53,7 @@ def run(
     mode: str = "lazy",
     checks: bool = True,
     target: str = "sm_100a",
+    sms: int = 132,
 ) -> SimReport:
     """Run a kernel body; parameters are the arrays' pointers, then ``extra`` bytes."""
     params = [struct.pack("<Q", a.ctypes.data) for a in arrays] + list(extra)
@@ -61,7 +62,7 @@ def run(
     )
     regions = [region_of_array(f"t{i}", a, i in outputs) for i, a in enumerate(arrays)]
     ptx = text(body, [len(p) for p in params], target)
-    return run_launch(ptx, launch, regions, mode=mode, checks=checks)
+    return run_launch(ptx, launch, regions, mode=mode, checks=checks, sms=sms)
 
 
 def kinds(report: SimReport) -> list[str]:

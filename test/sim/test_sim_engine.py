@@ -641,6 +641,58 @@ class GridTest(TestCase):
         self.assertEqual(float(total[0]), 32.0)
 
 
+CANCEL = """
+mov.b32 %r1, smem;
+mov.u32 %r2, %tid.x;
+mov.u32 %r3, %ctaid.x;
+mov.b32 %r9, 0;
+setp.ne.u32 %p1, %r2, 0;
+@%p1 bra READY;
+mbarrier.init.shared.b64 [%r1], 1;
+fence.mbarrier_init.release.cluster;
+READY:
+bar.sync 0;
+WORK:
+@%p1 bra WAIT;
+ld.param.b64 %rd1, [p0];
+mul.wide.u32 %rd2, %r3, 4;
+add.s64 %rd3, %rd1, %rd2;
+st.global.b32 [%rd3], %r3;
+mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 16;
+clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128
+  [%r1+16], [%r1];
+WAIT:
+mbarrier.try_wait.parity.shared.b64 %p2, [%r1], %r9;
+@!%p2 bra WAIT;
+xor.b32 %r9, %r9, 1;
+ld.shared.v2.b64 {%rd4, %rd5}, [%r1+16];
+.reg .b128 %q;
+mov.b128 %q, {%rd4, %rd5};
+clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p3, %q;
+@!%p3 bra DONE;
+clusterlaunchcontrol.query_cancel.get_first_ctaid::x.b32.b128 %r3, %q;
+bar.sync 0;
+bra WORK;
+DONE:
+"""
+
+
+class LaunchControlTest(TestCase):
+    @parametrize("sms", [1, 3, 100])
+    def test_every_cta_runs_once(self, sms: int):
+        for mode in ("lazy", "random:1"):
+            out = micro.aligned((7,), np.uint32, 99)
+            report = micro.run(CANCEL, [out], outputs=[0], grid=7, sms=sms, mode=mode)
+            self.assertTrue(report.clean, report.summary())
+            np.testing.assert_array_equal(out, np.arange(7))
+
+    def test_response_before_it_arrived(self):
+        early = CANCEL.replace("@!%p2 bra WAIT;", "")
+        out = micro.aligned((7,), np.uint32, 99)
+        report = micro.run(early, [out], outputs=[0], grid=7, sms=2)
+        self.assertTrue({"race", "uninitialised"} & set(micro.kinds(report)))
+
+
 class ErrorsTest(TestCase):
     def test_wrong_mode(self):
         with self.assertRaisesRegex(SimError, "unknown mode 'sloppy'"):
@@ -667,6 +719,7 @@ class ErrorsTest(TestCase):
 instantiate_parametrized_tests(SharedMemoryTest)
 instantiate_parametrized_tests(BarrierTest)
 instantiate_parametrized_tests(TmaTest)
+instantiate_parametrized_tests(LaunchControlTest)
 
 if __name__ == "__main__":
     run_tests()

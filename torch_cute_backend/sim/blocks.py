@@ -18,6 +18,7 @@ _NO_DESTINATION = frozenset(
         *("st", "bra", "bar", "barrier", "ret", "exit", "fence", "membar", "trap"),
         *("prefetch", "prefetchu", "cp", "red", "setmaxnreg", "griddepcontrol"),
         *("stmatrix", "nanosleep", "brkpt", "discard", "applypriority", "tensormap"),
+        "try_cancel",
     )
 )
 _BLOCKING = (
@@ -103,6 +104,8 @@ def defs_and_uses(instr: Instr) -> tuple[list[str], list[str]]:
     uses = [instr.guard.name] if instr.guard else []
     operands = instr.operands
     head = instr.parts[0]
+    if head == "clusterlaunchcontrol":
+        head = instr.parts[1]
     if instr.opcode.startswith("wgmma.mma_async"):
         accumulators = list(registers(operands[0]))
         return accumulators, uses + accumulators + _all(operands[1:])

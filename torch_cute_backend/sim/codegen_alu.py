@@ -67,7 +67,7 @@ def _pack(
 ) -> None:
     part = bits // len(source.items)
     items = [e.val(item, part) for item in source.items]
-    if bits == 64 and len(items) == 2:
+    if bits in (64, 128) and len(items) == 2:
         e.assign(target, f"({items[0]}, {items[1]})")
     elif bits == 32 and len(items) == 2:
         e.assign(target, f"pack32({items[0]}, {items[1]})")

@@ -390,6 +390,27 @@ def _tensormap(e: BlockEmitter, instr: Instr) -> None:
     )
 
 
+def _launch_control(e: BlockEmitter, instr: Instr) -> None:
+    """Cluster launch control: ask for the work of a cluster not yet launched."""
+    parts, line = instr.parts, instr.line
+    if parts[1] == "try_cancel":
+        known = {"async", "shared::cta", "mbarrier::complete_tx::bytes", "b128"}
+        multicast = "multicast::cluster::all" in parts
+        if set(parts[2:]) - known - {"multicast::cluster::all"}:
+            raise UnsupportedPtx("try_cancel form", line)
+        target, barrier = (e.address(_memory(o), 32) for o in instr.operands)
+        e.lines.append(f"W.try_cancel(g, {target}, {barrier}, {multicast}, {line})")
+    elif parts[1:] == ["query_cancel", "is_canceled", "pred", "b128"]:
+        handle = e.raw(instr.operands[1])
+        e.assign(instr.operands[0], f"W.query_cancel({handle}, {line}) is not None")
+    elif parts[1] == "query_cancel" and parts[2].startswith("get_first_ctaid::"):
+        axis = "xyz".index(parts[2][-1])
+        handle = e.raw(instr.operands[1])
+        e.assign(instr.operands[0], f"W.first_ctaid({handle}, {axis}, {line})")
+    else:
+        raise UnsupportedPtx("clusterlaunchcontrol form", line)
+
+
 def _nothing(e: BlockEmitter, instr: Instr) -> None:
     """Hints without effect on results or ordering."""
 
@@ -420,6 +441,7 @@ _HANDLERS: dict[str, Callable[[BlockEmitter, Instr], None]] = {
     "activemask": _activemask,
     "createpolicy": _createpolicy,
     "tensormap": _tensormap,
+    "clusterlaunchcontrol": _launch_control,
     "nanosleep": _nothing,
     "discard": _nothing,
     "applypriority": _nothing,

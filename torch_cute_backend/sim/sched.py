@@ -37,6 +37,8 @@ class Engine:
         self.maps: dict[int, Any] = {}
         self.cores: dict[str, Any] = {}
         self.strict_wait = False
+        # Clusters that have not been launched: cluster launch control takes from here.
+        self.waiting_clusters: deque[list[tuple[int, int, int]]] = deque()
         self.loads: list[Task] = []
         self.stores: list[Task] = []
         self.queues: dict[Hashable, deque[Callable[[], bool]]] = {}

@@ -77,9 +77,16 @@ def run_launch(
     together = needs_all_ctas(program)
     groups = cluster_positions(launch)
     engine.slice = 200 if together else -1
-    batches = [groups] if together else [[group] for group in groups]
+    waiting = engine.waiting_clusters
+    waiting.extend(groups)
+    resident = 1
+    if together:
+        resident = len(groups)
+    elif uses_launch_control(program):
+        resident = max(1, sms // len(groups[0]))
     number = 0
-    for batch in batches:
+    while waiting:
+        batch = [waiting.popleft() for _ in range(min(resident, len(waiting)))]
         clusters = []
         for positions in batch:
             clusters.append(Cluster(engine, program, launch, number, positions))
@@ -122,6 +129,15 @@ def needs_all_ctas(program: Program) -> bool:
             if parts[0] == "ld" and "acquire" in parts and not shared:
                 return True
     return False
+
+
+def uses_launch_control(program: Program) -> bool:
+    """CTAs take over the work of clusters that have not been launched."""
+    return any(
+        instr.opcode.startswith("clusterlaunchcontrol.try_cancel")
+        for block in program.flow.blocks
+        for instr in block.instrs
+    )
 
 
 def _pack_params(program: Program, launch: Launch) -> bytes:

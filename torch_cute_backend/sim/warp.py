@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .ops_tensormap import TensorMapOps
+from .ops_launch_control import LaunchControlOps
 
 
-class Warp(TensorMapOps):
+class Warp(LaunchControlOps):
     """What generated code calls ``W``."""
