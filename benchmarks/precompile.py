@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
+import sys
 import tarfile
 import time
 from collections.abc import Iterator
@@ -24,7 +26,7 @@ from torch_cute_backend.bench.cases import LISTED, Case, parse_shapes, suite
 from torch_cute_backend.bench.manifest import Kind, Listed, Slot
 from torch_cute_backend.build import build_kernel
 from torch_cute_backend.codegen.source import KernelSource
-from torch_cute_backend.errors import CuteBackendError
+from torch_cute_backend.errors import CuteBackendError, UserError
 from torch_cute_backend.problem import Accum
 from torch_cute_backend.runtime.cache import CacheEntry, KernelCache, cache_key
 from torch_cute_backend.runtime.pool import CompilePool
@@ -149,22 +151,33 @@ def _compile(
 
 
 def _prune(cache: KernelCache, wanted: set[str]) -> None:
-    import shutil
-
     for entry in list(cache.entries()):
         if entry.key not in wanted:
             shutil.rmtree(entry.folder)
 
 
 def pack(cache: KernelCache, target: Path) -> None:
-    """The cache's entries as one archive, written whole or not at all."""
+    """The cache's entries as one archive, written whole or not at all.
+
+    Raises:
+        UserError: another process pruned the cache meanwhile.
+    """
     draft = target.with_suffix(f".{os.getpid()}.tmp")
-    with tarfile.open(draft, "w:xz") as archive:
-        for entry in cache.entries():
-            archive.add(entry.folder, f"entries/{entry.key}")
-        archive.add(cache.root / manifest.FILE, manifest.FILE)
-    draft.replace(target)
+    try:
+        with tarfile.open(draft, "w:xz") as archive:
+            for entry in cache.entries():
+                archive.add(entry.folder, f"entries/{entry.key}")
+            archive.add(cache.root / manifest.FILE, manifest.FILE)
+        draft.replace(target)
+    except FileNotFoundError as error:
+        raise UserError(f"{cache.root} changed while it was packed: {error}") from error
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    try:
+        raise SystemExit(main())
+    except UserError as error:
+        print(f"precompile: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
