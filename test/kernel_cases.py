@@ -124,6 +124,7 @@ SM90_MORE = {
 T64 = _s(64, 64, 128, 8, acc_stages=2)
 T128 = _s(128, 128, 128, 5, acc_stages=2, epi_stages=2)
 C128 = _s(128, 128, 64, 5, acc_stages=2, epi_stages=2)
+PAIR = replace(T128, cluster_m=2, cta_group=2)
 
 SM100_GOLDEN = {
     "tensorwise_bias": (TENSORWISE, T64),
@@ -133,10 +134,22 @@ SM100_GOLDEN = {
         _s(128, 64, 128, 6, acc_stages=2, epi_n=32, store="direct"),
     ),
     "cluster_2x1": (fp8(4096, 4096, 4096), replace(T128, cluster_m=2)),
+    "pair": (fp8(4096, 4096, 4096), PAIR),
+    "fused_gelu_residual": (fp8(epilogue=gelu_residual()), replace(T64, epi_n=32)),
     "kept": (fp8(), replace(T64, shared_loop="keep")),
     "inline": (fp8(), replace(T64, shared_loop="inline")),
 }
 SM100_MORE = {
+    "pair_n256": (fp8(4096), replace(PAIR, tile_n=256)),
+    "pair_2x2": (fp8(4096), replace(PAIR, cluster_n=2)),
+    "pair_4x1": (fp8(4096), replace(PAIR, cluster_m=4, raster="along_n")),
+    "pair_kept": (fp8(4096), replace(PAIR, shared_loop="keep")),
+    "pair_inline": (fp8(4096), replace(PAIR, shared_loop="inline")),
+    "pair_bf16_mn": (mm(a_major=MN, b_major=MN), replace(PAIR, tile_k=64)),
+    "pair_direct": (
+        fp8(4096, out_aligned=False),
+        replace(PAIR, epi_n=32, epi_stages=1, store="direct"),
+    ),
     "fp32_out": (fp8(out=FLOAT32), replace(T64, epi_n=32, epi_stages=2)),
     "e4m3_out": (fp8(out=E4M3), T64),
     "exact": (fp8(accum=EXACT), T128),

@@ -1,8 +1,7 @@
-"""What the sm_100a emitter prints, and what ptxas makes of it. No GPU.
+"""Kernels printed for sm_100a, and what ptxas makes of them. No GPU.
 
-Goldens, cubins and simulator runs of the sm_100a kernels come from ``kernel_cases``;
-here is what those do not show: which text follows from which schedule, and budgets on
-the machine code of each role.
+Golden texts; which text follows from which schedule; budgets on the machine code of
+each role. Cubins and simulator runs of all ``kernel_cases`` are tests of their own.
 """
 
 from __future__ import annotations
@@ -14,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from build_helper import build, fp8, gelu_residual, mm
+from golden_helper import assert_golden, assert_no_stale_golden, golden_cases
+from kernel_cases import HEADLINE
 from torch.testing._internal.common_utils import (
     TestCase,
     instantiate_parametrized_tests,
@@ -54,7 +55,30 @@ def code(schedule: GemmSchedule, problem: GemmProblem | None = None) -> sass_loo
         return sass_loops.disassemble(path)
 
 
+class TestGolden(TestCase):
+    @parametrize("case", golden_cases("sm_100a"), name_fn=lambda c: c.name)
+    def test_golden(self, case):
+        assert_golden(self, case)
+
+    def test_nothing_stale(self):
+        assert_no_stale_golden(self, "sm_100a")
+
+    def test_spread(self):
+        names = [c.name for c in golden_cases("sm_100a")]
+        for name in (HEADLINE, "pair", "kept", "inline"):
+            self.assertIn(name, names)
+
+
 class TestText(TestCase):
+    @parametrize("raster,size", [("along_m", "tiles_m"), ("along_n", "tiles_n")])
+    def test_tile_coordinates_divide_by_a_multiplier(self, raster, size):
+        source = text(replace(S64, raster=raster))
+        body = source[source.index("\n@cute.kernel") :]
+        for op in ("%", "//"):
+            self.assertEqual(body.count(f"tile_idx {op} {size}_divisor"), 2)
+            self.assertNotIn(f"tile_idx {op} {size}\n", body)
+        self.assertIn(f"        cute.FastDivmodDivisorV2({size}),", body)
+
     @parametrize("form,loops", [("auto", 3), ("keep", 4), ("inline", 1)])
     def test_persistent_loops(self, form, loops):
         tree = kernel(text(replace(S64, shared_loop=form)))
@@ -208,6 +232,7 @@ class TestMachineCode(TestCase):
             )
 
 
+instantiate_parametrized_tests(TestGolden)
 instantiate_parametrized_tests(TestText)
 instantiate_parametrized_tests(TestMachineCode)
 

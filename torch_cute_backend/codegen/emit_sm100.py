@@ -29,6 +29,7 @@ from torch_cute_backend.codegen.emit_epilogue import emit_graph
 from torch_cute_backend.codegen.emit_sm100_setup import Sm100SetupEmitter
 from torch_cute_backend.epilogue.graph import EpilogueGraph, InputKind
 from torch_cute_backend.ir import dataflow as flow
+from torch_cute_backend.ir import structure as st
 from torch_cute_backend.ir.expr import BinOp, Const, Expr
 from torch_cute_backend.ir.values import Buffer, Var
 
@@ -168,12 +169,26 @@ class Sm100Emitter(Sm100SetupEmitter):
                 "].to(Float32)",
             )
 
+    @emits(st.SubtileLoop)
+    def subtile_loop(self, s: st.SubtileLoop) -> None:
+        loop = "cutlass.range" if self.rolled else "range_constexpr"
+        unroll = ", unroll=1" if self.rolled else ""
+        with self.out.block(f"for {s.index} in {loop}({s.count}{unroll}):"):
+            self.body(s.body)
+
     @emits(flow.EpilogueApply)
     def epilogue_apply(self, s: flow.EpilogueApply) -> None:
+        columns = [
+            buffer
+            for buffer, entry in zip(s.inputs, s.graph.inputs, strict=True)
+            if entry.kind is InputKind.COL
+        ]
+        if self.rolled:
+            for buffer in columns:
+                self._select_columns(buffer, s.subtile)
         with self._columns():
-            for index, buffer in enumerate(s.inputs):
-                if s.graph.inputs[index].kind is InputKind.COL:
-                    self._shuffle_column(buffer, s.subtile)
+            for buffer in columns:
+                self._shuffle_column(buffer, s.subtile)
             with self._rows_of_column():
                 emit_graph(
                     self.out,
@@ -183,13 +198,34 @@ class Sm100Emitter(Sm100SetupEmitter):
                     lambda i, v: f"{names.registers(s.targets[i])}[e] = {v}",
                 )
 
+    def _select_columns(self, buffer: Buffer, subtile: Var) -> None:
+        """A rolled loop cannot index registers: pick this subtile's by comparison."""
+        if not self._whole_columns[buffer.name]:
+            return
+        out, regs = self.out, names.registers(buffer)
+        each = max(1, self.schedule.epi_n // WARP_THREADS)
+        groups = -(-self.schedule.tile_n // (each * WARP_THREADS))
+        out.line(f"{regs}_now = cute.make_rmem_tensor({each}, Float32)")
+        with out.block(f"for i in range_constexpr({each}):"):
+            out.line(f"{regs}_now[i] = {regs}[i]")
+            with out.block(f"for group in range_constexpr(1, {groups}):"):
+                out.line(f"here = {subtile} * EPI_N // {each * WARP_THREADS} == group")
+                out.call(
+                    f"{regs}_now[i] = cutlass.select_(",
+                    ("here", f"{regs}[group * {each} + i]", f"{regs}_now[i]"),
+                )
+
     def _shuffle_column(self, buffer: Buffer, subtile: Var) -> None:
         """``col`` is the column's static part, counted from the first loaded one."""
         out, regs = self.out, names.registers(buffer)
         column = "8 * j + c" if self.quads else "e"
-        if self._whole_columns[buffer.name] and not self.one_subtile():
-            column = f"{subtile} * EPI_N + {column}"
         lane = f"col % {WARP_THREADS}"
+        if self._whole_columns[buffer.name] and not self.one_subtile():
+            if not self.rolled:
+                column = f"{subtile} * EPI_N + {column}"
+            elif self.schedule.epi_n < WARP_THREADS:
+                lane = f"({subtile} * EPI_N + col) % {WARP_THREADS}"
+            regs += "_now" if self.rolled else ""
         if self.quads:
             lane += " + 2 * (lane_idx % 4)"
         out.line(f"col = {column}")

@@ -12,7 +12,9 @@ from torch_cute_backend.codegen.emit import Emitter, emits
 from torch_cute_backend.dtypes import dtype
 from torch_cute_backend.epilogue.graph import InputKind
 from torch_cute_backend.errors import CodegenError
+from torch_cute_backend.ir import structure as st
 from torch_cute_backend.ir import sync
+from torch_cute_backend.ir.expr import BinOp, Expr, Param
 from torch_cute_backend.ir.program import Program
 from torch_cute_backend.ir.values import Buffer, Pipeline, PipelineKind
 from torch_cute_backend.problem import GemmProblem
@@ -20,18 +22,27 @@ from torch_cute_backend.schedule import GemmSchedule
 
 QUAD_ROWS = 16
 """Rows of a warp that one 16x256b load reads."""
+TILE_COUNTS = ("tiles_m", "tiles_n")
 STORE_BITS = 128
 """Widest store to shared memory."""
 
 
-def _reads_quads(problem: GemmProblem, schedule: GemmSchedule) -> bool:
-    """Which register layout the epilogue reads tensor memory in. A row a thread makes
-    the widest shared-memory stores, but then a warp's access to global memory touches
-    32 rows at once, where quads touch 8."""
+def _by_multiplier(value: Expr) -> Expr:
+    """``value`` with the divisors that the host prepares in their place."""
+    if not isinstance(value, BinOp):
+        return value
+    left, right = _by_multiplier(value.left), _by_multiplier(value.right)
+    counts = isinstance(right, Param) and right.name in TILE_COUNTS
+    if value.op in ("//", "%") and counts:
+        right = Param(names.divisor(str(right)))
+    return BinOp(value.op, left, right)
+
+
+def _elementwise(problem: GemmProblem, schedule: GemmSchedule) -> bool:
+    """Does the epilogue read or write global memory element by element?"""
     graph = problem.epilogue
-    elementwise = len(graph.outputs) > 1 or schedule.store == "direct"
     full = any(i.kind is InputKind.FULL for i in graph.inputs)
-    return schedule.tile_m == 64 or elementwise or full
+    return full or len(graph.outputs) > 1 or schedule.store == "direct"
 
 
 class Sm100SetupEmitter(Emitter):
@@ -41,7 +52,12 @@ class Sm100SetupEmitter(Emitter):
         self, problem: GemmProblem, schedule: GemmSchedule, arch: ArchSpec
     ) -> None:
         super().__init__(problem, schedule, arch)
-        self.quads = _reads_quads(problem, schedule)
+        elementwise = _elementwise(problem, schedule)
+        # A row a thread makes the widest shared-memory stores, but then a warp's access
+        # to global memory touches 32 rows at once, where quads touch 8.
+        self.quads = schedule.tile_m == 64 or elementwise
+        # Unrolled, the addresses and predicates of all subtiles would crowd registers.
+        self.rolled = elementwise and not self.one_subtile()
         self.row_blocks = schedule.tile_m // (4 * QUAD_ROWS)
         self._whole_columns: dict[str, bool] = {}
         self._carriers: dict[Buffer, Pipeline] = {}
@@ -79,6 +95,14 @@ class Sm100SetupEmitter(Emitter):
 
     def one_subtile(self) -> bool:
         return self.schedule.tile_n == self.schedule.epi_n
+
+    # --- coordinates ---------------------------------------------------------------
+
+    @emits(st.Let)
+    def let(self, s: st.Let) -> None:
+        """Divisions by a tile count use the host's multiplier: a run-time division
+        costs every role some 25 instructions a tile, before its first load."""
+        self.out.line(f"{s.var} = {_by_multiplier(s.value)}")
 
     # --- barriers and memory ---------------------------------------------------------
 

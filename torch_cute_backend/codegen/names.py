@@ -77,6 +77,11 @@ def role_constant(role: Role) -> str:
     return f"{role.name.upper()}_{'WARP' if role.warps == 1 else 'WARPS'}"
 
 
+def divisor(size: str) -> str:
+    """A launch-time size with the multiplier that divides by it: ``tiles_m_divisor``."""
+    return f"{size}_divisor"
+
+
 def identifier(name: str) -> str:
     """A kernel name as a Python identifier."""
     return re.sub(r"\W", "_", name)
