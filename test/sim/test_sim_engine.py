@@ -698,6 +698,10 @@ class ErrorsTest(TestCase):
         with self.assertRaisesRegex(SimError, "unknown mode 'sloppy'"):
             micro.run("", [], mode="sloppy")
 
+    def test_unknown_target(self):
+        with self.assertRaisesRegex(SimError, "not 'sm_80'"):
+            micro.run("", [], target="sm_80")
+
     def test_divergent_sync(self):
         body = """
         mov.u32 %r1, %tid.x;

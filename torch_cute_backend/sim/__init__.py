@@ -8,7 +8,7 @@ cutlass nor torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .faults import Fault
@@ -30,13 +30,14 @@ def simulate(
     tensors: Sequence[Any] = (),
     roles: Mapping[int, str] | None = None,
     faults: Sequence[Fault] = (),
+    progress: Callable[[int, int], None] | None = None,
 ) -> SimReport:
     """Run a compiled function on CPU tensors in the simulator.
 
     ``outputs`` are the tensors that must be written exactly once; ``tensors`` further
     ones that the kernel reaches only through pointers. ``roles`` maps warp index to
     role name. ``faults`` are edits of the PTX, to see whether the checks catch them.
-    """
+    ``progress(done, total)`` is called as clusters finish."""
     from . import launch as capture_module
     from .merge import merge_reports
     from .simulator import run_launch
@@ -55,6 +56,7 @@ def simulate(
             sms=sms,
             roles=roles,
             trace=trace if number == 0 else None,
+            progress=progress,
         )
         for number, launch in enumerate(launches)
     ]

@@ -8,7 +8,7 @@ have run before anything imports cutlass."""
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -106,6 +106,7 @@ def simulate_source(
     trace: str | None = None,
     roles: Mapping[int, str] | None = None,
     faults: Sequence[Fault] = (),
+    progress: Callable[[int, int], None] | None = None,
 ) -> SimReport:
     """Run a generated kernel on CPU tensors, given in the order of ``source.args``.
 
@@ -135,4 +136,5 @@ def simulate_source(
         tensors=tensors,
         roles=roles,
         faults=faults,
+        progress=progress,
     )

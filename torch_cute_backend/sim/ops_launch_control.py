@@ -1,8 +1,8 @@
 """Cluster launch control: running CTAs take over clusters not yet launched.
 
 The 16-byte response is opaque to a kernel; the model's own encoding is a valid bit and
-the first CTA's coordinates. At most ``sms`` CTAs are resident at a time; the rest of the
-grid waits and is what ``try_cancel`` can get.
+the first CTA's coordinates. At most ``sms`` CTAs are resident at a time; the rest of
+the grid waits and is what ``try_cancel`` can get.
 """
 
 from __future__ import annotations

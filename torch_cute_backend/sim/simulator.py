@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 from .codegen import Program, compile_kernel
@@ -21,6 +21,9 @@ from .report import SimError, SimReport
 from .sched import Engine
 from .trace import Trace
 from .warp import Warp
+
+Progress = Callable[[int, int], None]
+_TARGETS = ("sm_90a", "sm_100", "sm_103")
 
 
 @lru_cache(maxsize=32)
@@ -54,12 +57,17 @@ def run_launch(
     sms: int = 132,
     roles: Mapping[int, str] | None = None,
     trace: str | None = None,
+    progress: Progress | None = None,
 ) -> SimReport:
-    """Simulate one launch; faults of the kernel come back as findings."""
+    """Simulate one launch; faults of the kernel come back as findings.
+
+    ``progress(done, total)`` is called as clusters finish.
+    """
     programs = _programs(ptx)
     if launch.kernel not in programs:
         raise SimError(f"kernel {launch.kernel!r} is not in the PTX")
     program = programs[launch.kernel]
+    _check_target(program)
     started = time.perf_counter()
     engine = Engine(mode, checks, sms)
     engine.roles = dict(roles or {})
@@ -94,6 +102,8 @@ def run_launch(
         warps = [w for cluster in clusters for w in cluster.start(Warp)]
         engine.run(warps)
         _count(warps, program, engine.roles, counts)
+        if progress is not None:
+            progress(len(groups) - len(waiting), len(groups))
         if engine.deadlocked:
             break
         engine.queues.clear()
@@ -116,6 +126,15 @@ def run_launch(
         deadlocked=engine.deadlocked,
         ptx=ptx,
     )
+
+
+def _check_target(program: Program) -> None:
+    target = program.kernel.target
+    if not target.startswith(_TARGETS):
+        raise SimError(
+            f"the simulator knows {', '.join(_TARGETS)}*, not {target!r}: "
+            "other targets differ in instructions and shared memory"
+        )
 
 
 def needs_all_ctas(program: Program) -> bool:
