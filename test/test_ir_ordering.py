@@ -51,6 +51,7 @@ from torch_cute_backend.ir.sync import (
 from torch_cute_backend.ir.values import (
     Buffer,
     NamedBarrier,
+    Pipeline,
     PipelineKind,
     Proxy,
     Role,
@@ -217,6 +218,19 @@ def free(program: Program, *post: Stmt, role: str | None = None) -> Program:
     if role is not None:
         return in_region(program, role, *post)
     return replace(program, post=post)
+
+
+def early_tail(program: Program, role: str, pipeline: Pipeline) -> Program:
+    """Move the producer's tail in front of its loop."""
+    tail = ProducerTail(pipeline=pipeline)
+
+    def visit(stmt: Stmt) -> Stmt:
+        if isinstance(stmt, RoleRegion) and str(stmt.role) == role:
+            return stmt.with_body((replace(tail, role=stmt.role), *stmt.body))
+        return stmt
+
+    program = ex.without(program, ProducerTail, pipeline=pipeline)
+    return ex.edited(program, visit)
 
 
 LOOSE = Buffer("loose", Space.SMEM, "float32", (32,))
@@ -483,6 +497,35 @@ CASES = (
     ),
     Case("pair", lambda: pair(sm100()), None),
     Case("read_outside_its_branch", lambda: branches(sm90()), "sA"),
+    Case(
+        "free_by_mma_after_a_tail_before_its_loop",
+        lambda: free(early_tail(sm100(), "mma", ex.ACC), FREE, role="mma"),
+        "tAcc",
+    ),
+    Case(
+        "free_by_mma_after_a_tail_in_a_branch",
+        lambda: free(
+            ex.without(sm100(), ProducerTail, pipeline=ex.ACC),
+            If(condition=Param("flag"), body=(ProducerTail(pipeline=ex.ACC),)),
+            FREE,
+            role="mma",
+        ),
+        "tAcc",
+    ),
+    Case(
+        "tail_before_the_loop",
+        lambda: early_tail(sm100(), "load", ex.AB100),
+        "the CTA may exit before this arrives: write in [mma] ConsumerRelease",
+    ),
+    Case(
+        "tail_in_a_branch",
+        lambda: in_region(
+            ex.without(sm100(), ProducerTail, pipeline=ex.AB100),
+            "load",
+            If(condition=Param("flag"), body=(ProducerTail(pipeline=ex.AB100),)),
+        ),
+        "the CTA may exit before this arrives: write in [mma] ConsumerRelease",
+    ),
     Case("free_by_load", lambda: free(sm100(), FREE, role="load"), "tAcc"),
 )
 

@@ -163,6 +163,26 @@ def hoisted(program: Program) -> Program:
     return ex.edited(program, edit)
 
 
+def drain_in_a_branch(program: Program) -> Program:
+    def edit(stmt: Stmt) -> Stmt:
+        if isinstance(stmt, MmaDrain):
+            return If(role=stmt.role, condition=Param("flag"), body=(stmt,))
+        return stmt
+
+    return ex.edited(program, edit)
+
+
+def drain_in_front(program: Program) -> Program:
+    drain = next(s for s in program.walk() if isinstance(s, MmaDrain))
+
+    def edit(stmt: Stmt) -> Stmt:
+        if isinstance(stmt, TileLoop) and stmt.role == ex.MATH:
+            return stmt.with_body((drain, *stmt.body))
+        return stmt
+
+    return ex.edited(ex.without(program, MmaDrain), edit)
+
+
 def two_mainloops(program: Program) -> Program:
     """Each role runs its K loop twice; the second releases at once."""
 
@@ -413,6 +433,18 @@ CASES = (
         "lag_without_drain",
         lambda: change(kept90(), MmaDrain, lag=0),
         "releases lag by 1 but MmaDrain releases []",
+    ),
+    Broken(
+        "in_step",
+        "drain_in_a_branch",
+        lambda: drain_in_a_branch(kept90()),
+        "MmaDrain does not stand behind its k loop",
+    ),
+    Broken(
+        "in_step",
+        "drain_in_front",
+        lambda: drain_in_front(kept90()),
+        "MmaDrain does not stand behind its k loop",
     ),
     Broken(
         "in_step",

@@ -50,12 +50,13 @@ def lifetime_races(
 
 
 def is_tail(site: Site, pipeline: Pipeline) -> bool:
-    """The producer's tail, behind its loop."""
+    """The producer's tail, behind its loop and on every path."""
     stmt = site.stmt
     return (
         isinstance(stmt, ProducerTail)
         and stmt.pipeline == pipeline
         and site.section.after_loop
+        and not site.nesting
         and end_of(pipeline, site.role) is End.PRODUCER
     )
 

@@ -96,9 +96,10 @@ def imbalance(program: Program, pipeline: Pipeline) -> str | None:
 
 
 def _lag_imbalance(program: Program, pipeline: Pipeline) -> str | None:
+    """Late releases: fewer than the stages, and made good behind the loop, always."""
     sites = _sites(program, pipeline)
-    lags = {s.stmt.lag for s in sites if isinstance(s.stmt, ConsumerRelease)}
-    drains = [s for s in sites if isinstance(s.stmt, MmaDrain) and s.stmt.lag]
+    releases = [s for s in sites if isinstance(s.stmt, ConsumerRelease)]
+    lags = {s.stmt.lag for s in releases if isinstance(s.stmt, ConsumerRelease)}
     if len(lags) > 1:
         return f"pipeline {pipeline}: releases lag by {sorted(lags)}"
     lag = next(iter(lags), 0)
@@ -106,11 +107,16 @@ def _lag_imbalance(program: Program, pipeline: Pipeline) -> str | None:
         return (
             f"pipeline {pipeline}: lag {lag} needs more than {pipeline.stages} stages"
         )
+    drains = [s for s in sites if isinstance(s.stmt, MmaDrain) and s.stmt.lag]
     late = [s.stmt.lag for s in drains if isinstance(s.stmt, MmaDrain)]
-    if late != [lag] * bool(lag):
+    if late != [lag] * len(releases) * bool(lag):
         return (
             f"pipeline {pipeline}: releases lag by {lag} but MmaDrain releases {late}"
         )
+    for release, drain in zip(releases, drains, strict=lag > 0):
+        behind = drain.order > release.order
+        if not behind or drain.nesting != release.nesting[:-1]:
+            return f"pipeline {pipeline}: MmaDrain does not stand behind its k loop"
     return None
 
 

@@ -65,7 +65,7 @@ class Site:
         order: ordinal of the statement in its thread of control.
         holds: stages held while it runs.
         nesting: enclosing loops and branches below the tile loop, outermost first.
-        tailed: pipelines whose ``ProducerTail`` this role has passed.
+        tailed: pipelines whose ``ProducerTail`` this role has passed behind its loop.
     """
 
     stmt: Stmt
@@ -228,7 +228,7 @@ class _Builder:
                 tailed=self._tailed,
             )
             self._order += 1
-            self._enter(stmt, site.order)
+            self._enter(site)
             inside = nesting if isinstance(stmt, TileLoop) else (*nesting, stmt)
             children = self._nested(stmt, section, top, inside)
             nodes.append(Node(site, children))
@@ -252,8 +252,11 @@ class _Builder:
             gone = stmt.pipeline
             self._holds = tuple(h for h in self._holds if h.pipeline != gone)
 
-    def _enter(self, stmt: Stmt, order: int) -> None:
+    def _enter(self, site: Site) -> None:
+        stmt = site.stmt
         if isinstance(stmt, (ProducerAcquire, ConsumerWait)):
-            self._holds = (*self._holds, Hold(stmt.pipeline, order))
-        elif isinstance(stmt, ProducerTail):
+            self._holds = (*self._holds, Hold(stmt.pipeline, site.order))
+        # In front of the loop, or on some paths only, a tail has waited for nothing.
+        always = site.section.after_loop and not site.nesting
+        if isinstance(stmt, ProducerTail) and always:
             self._tailed = (*self._tailed, stmt.pipeline)
