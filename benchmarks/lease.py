@@ -323,7 +323,13 @@ def _pick_time(
 
     _ = facts
     session.close()
-    pick_time.run(pick_time.Options(args.out / "results.jsonl", deadline.left), say)
+    # Without a compiler, "cold" can only mean that kernels are there already; the rows
+    # say so.
+    kernels = None if args.compile else config.get().cache_dir
+    options = pick_time.Options(
+        args.out / "results.jsonl", deadline.left, kernels=kernels
+    )
+    pick_time.run(options, say)
 
 
 if __name__ == "__main__":

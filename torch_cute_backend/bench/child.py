@@ -156,7 +156,8 @@ def sweep(request: dict[str, Any]) -> dict[str, Any]:
 
 def environment(request: dict[str, Any]) -> dict[str, Any]:
     _ = request
-    return {"environment": vars(results.environment()), "arch": _arch().name}
+    arch = _arch()
+    return {"environment": vars(results.environment()), "arch": arch.name}
 
 
 OPS = {

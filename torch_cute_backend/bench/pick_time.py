@@ -77,6 +77,7 @@ def run(options: Options, say: Callable[[str], None] = print) -> int:
                     if "error" in reply:
                         say(f"{name} {protocol}: FAILED {reply['error'][-300:]}")
                         break
+                    reply["precompiled"] = options.kernels is not None
                     written += _record(options.out, shape, way, protocol, reply)
                     say(
                         f"{name} {protocol}: first call {reply['first_s']:.1f} s after "
@@ -154,6 +155,7 @@ def _record(
             import_s=reply["import_s"],
             kernels=reply["kernels"],
             cutlass_imported=reply["cutlass_imported"],
+            precompiled=reply["precompiled"],
         )
         for name, timing in timings.items()
     ]
