@@ -74,7 +74,19 @@ class Validation:
     date: str
 
 
-RECORDS: tuple[Validation, ...] = ()
+def _h200(family: str, cluster: str, commit: str, tests: str) -> Validation:
+    kernels = KernelClass("sm_90a", family, 1, cluster)
+    return Validation(kernels, "NVIDIA H200", commit, tests, "2026-11-30")
+
+
+_SWEEP = "benchmarks/lease.py sweep: 70 schedules, 3810 exact products"
+RECORDS: tuple[Validation, ...] = (
+    _h200("fp8-rowwise", "single", "65a3077", _SWEEP),
+    _h200("fp8-rowwise", "multicast", "65a3077", _SWEEP),
+    _h200("fp8-tensorwise", "single", "042411b", "test/gpu: scaled_tensorwise"),
+    _h200("bf16", "single", "042411b", "test/gpu: mm_*, addmm_*, linear_*, dynamic_m"),
+    _h200("fp16", "single", "042411b", "test/gpu: fp16_and_fp32_out"),
+)
 """One row for each class and GPU; a row is added by whoever ran the tests there."""
 
 
