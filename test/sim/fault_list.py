@@ -1,7 +1,8 @@
 """Faults injected into the PTX of our kernels, by architecture.
 
 Each entry removes or changes one thing that a correct kernel needs. ``SURVIVORS``
-explains the ones that the simulator cannot call wrong, because they are not."""
+explains the ones that the simulator cannot call wrong, because they are not.
+"""
 
 from __future__ import annotations
 

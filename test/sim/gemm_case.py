@@ -1,7 +1,8 @@
 """Tensors and fp32 references for our generated kernels, for simulator tests.
 
 Integer-valued operands keep every sum exact, so that outputs must agree bit for bit;
-scales are powers of two for the same reason. Outputs start as NaN."""
+scales are powers of two for the same reason. Outputs start as NaN.
+"""
 
 from __future__ import annotations
 

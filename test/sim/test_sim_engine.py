@@ -702,6 +702,12 @@ class ErrorsTest(TestCase):
         with self.assertRaisesRegex(SimError, "not 'sm_80'"):
             micro.run("", [], target="sm_80")
 
+    def test_unmodelled_value_names_the_line(self):
+        body = "mov.u32 %r1, %tid.x;\nbfe.u32 %r2, 7, %r1, 4;"
+        line = micro.text(body, []).splitlines().index("\tmov.u32 %r1, %tid.x;") + 1
+        with self.assertRaisesRegex(UnsupportedPtx, f"PTX line {line}: per-lane bfe"):
+            micro.run(body, [])
+
     def test_divergent_sync(self):
         body = """
         mov.u32 %r1, %tid.x;

@@ -2,7 +2,8 @@
 clean.
 
 Caught means a finding, a wrong result, or a refused run, in ``lazy`` or one of two
-random schedules."""
+random schedules.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 once.
 
 Small ragged sizes with few CTAs, so that each CTA runs several tiles and the pipelines
-wrap; in ``lazy`` and two random schedules. One child process serves the whole file."""
+wrap; in ``lazy`` and two random schedules. One child process serves the whole file.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ them.
 ``simulate(compiled, args)`` takes any ``cute.compile`` result (compiled with
 ``--keep-ptx``) and its arguments on the CPU, executes the kernel's real PTX, writes the
 outputs in place and returns a ``SimReport``. Importing this package imports neither
-cutlass nor torch."""
+cutlass nor torch.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def simulate(
     ``outputs`` are the tensors that must be written exactly once; ``tensors`` further
     ones that the kernel reaches only through pointers. ``roles`` maps warp index to
     role name. ``faults`` are edits of the PTX, to see whether the checks catch them.
-    ``progress(done, total)`` is called as clusters finish."""
+    ``progress(done, total)`` is called as clusters finish.
+    """
     from . import launch as capture_module
     from .merge import merge_reports
     from .simulator import run_launch

@@ -3,7 +3,8 @@
 Executed lane by lane in lane order, so every kernel that relies on a particular order
 of atomics is at the mercy of one schedule; ``random`` modes vary the order of warps.
 Acquire and release forms order accesses of different CTAs (see
-``Engine.global_acquire``)."""
+``Engine.global_acquire``).
+"""
 
 from __future__ import annotations
 

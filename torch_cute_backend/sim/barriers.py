@@ -1,7 +1,8 @@
 """Synchronisation objects: mbarriers, named barriers, the cluster barrier.
 
 Pure state machines with clocks; they wake warps through a callback and know nothing
-about instructions. ``rows`` are (2, agents) clocks, see ``clocks``."""
+about instructions. ``rows`` are (2, agents) clocks, see ``clocks``.
+"""
 
 from __future__ import annotations
 

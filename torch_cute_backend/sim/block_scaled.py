@@ -3,7 +3,8 @@ tcgen05.cp.
 
 Scale factors lie in tensor memory: the factors of row r are bytes of lane r % 32,
 column base + r // 32, and the instruction descriptor's sf_id names the first byte.
-Every factor covers 16 or 32 elements along K."""
+Every factor covers 16 or 32 elements along K.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ In: a parsed ``Kernel``. Out: ``Block`` list in program order. A block starts at
 label, behind a branch, and at every instruction that can block, so that re-running a
 block from its start after a failed wait repeats nothing. Guarded non-branch
 instructions become a branch around the instruction, so execution knows no predication,
-only lane masks."""
+only lane masks.
+"""
 
 from __future__ import annotations
 

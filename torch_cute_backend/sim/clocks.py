@@ -12,7 +12,8 @@ causality path.
 
 ``Shadow`` keeps, per granule of a memory, the last writer and the last read of each
 agent, and reports unordered pairs, missing proxy fences and reads of unwritten
-granules."""
+granules.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +21,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from .report import SimError
 
 Where = Any  # slice or index array
 Report = Callable[[str, str, int], None]
@@ -37,7 +40,9 @@ class Clocks:
     def add(self, name: str, generic: bool = False) -> int:
         """New agent; returns its index."""
         if len(self.names) == self.capacity:
-            raise OverflowError("too many agents for this clock")
+            raise SimError(
+                "too many asynchronous agents: more than 64 mbarriers with loads a CTA?"
+            )
         self.names.append(name)
         self.generic[len(self.names) - 1] = generic
         return len(self.names) - 1
@@ -53,7 +58,8 @@ class Stamp:
     """What an asynchronous operation may rely on when it was issued.
 
     ``order`` covers accesses of any proxy; ``need`` demands proxy fences for generic
-    accesses."""
+    accesses.
+    """
 
     __slots__ = ("need", "order", "rows")
 

@@ -6,7 +6,8 @@ that the engine needs (liveness masks, instruction categories, PTX lines).
 
 Within a block, registers become Python locals and are written through to ``g.R``. Code
 is the same for full warps and divergent lane groups: a group owns a register file, and
-only operations with side effects look at its lane mask."""
+only operations with side effects look at its lane mask.
+"""
 
 from __future__ import annotations
 
@@ -259,7 +260,8 @@ class ModuleEmitter:
 
         One call covers the run of instructions up to the next wgmma. Plain moves are
         told apart: NVVM places initialising moves behind ``wgmma.fence``, which ptxas
-        sorts out."""
+        sorts out.
+        """
         instr = block.instrs[at]
         if instr.opcode.startswith("wgmma.mma_async"):
             emitter.tiles_clean = False

@@ -2,7 +2,8 @@
 
 ``emit(e, instr)`` writes the assignment(s) through the block emitter and returns False
 if the opcode is not an ALU instruction. Values follow ``lanes``. Anything not listed is
-refused by the caller, so a new opcode can never be guessed."""
+refused by the caller, so a new opcode can never be guessed.
+"""
 
 from __future__ import annotations
 

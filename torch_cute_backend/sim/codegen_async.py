@@ -1,7 +1,8 @@
 """Engine calls for asynchronous instructions: cp.async.bulk, wgmma, tcgen05.
 
 Static facts of an instruction (shapes, element types, modes) become frozen constant
-objects, so that the engine decodes nothing twice."""
+objects, so that the engine decodes nothing twice.
+"""
 
 from __future__ import annotations
 

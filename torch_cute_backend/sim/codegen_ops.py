@@ -3,7 +3,8 @@ operations.
 
 ``emit(e, instr)`` translates one instruction into calls of the warp object ``W``;
 asynchronous tensor instructions are in ``codegen_async``. Every qualifier is checked
-against a list, so an unmodelled one is refused with its PTX line."""
+against a list, so an unmodelled one is refused with its PTX line.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 Decoding tables (bits to f32) for e4m3, e5m2, e2m1, e2m3, e3m2, ue8m0, and
 round-to-nearest-even, saturating encoders, used by MMA operand decoding and by ``cvt``.
-All results are exact numpy f32 or unsigned bits."""
+All results are exact numpy f32 or unsigned bits.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Fault injection: edits of real PTX that a correct checker must notice.
 
 A ``Fault`` replaces one occurrence of a pattern. That it applies is checked, so that a
-changed code generator cannot turn a fault into a no-op unseen."""
+changed code generator cannot turn a fault into a no-op unseen.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ class Fault:
 
     ``pattern`` is a multi-line regular expression; ``after`` restricts the search to
     the text behind the first match of another one. ``replacement`` may use groups;
-    empty removes. ``every`` replaces all occurrences."""
+    empty removes. ``every`` replaces all occurrences.
+    """
 
     name: str
     pattern: str

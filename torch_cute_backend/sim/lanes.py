@@ -5,7 +5,8 @@ array (``uint16/32/64`` bits, or ``bool`` for predicates), or, for 64-bit regist
 only, a pair ``(low, high)`` of 32-bit values that ``mov.b64`` packed. Integers are
 canonical, i.e. unsigned and reduced to the register width. Generated code does cheap
 operations inline and calls this module for the rest. Floats are kept as bits; ``f32``
-and friends view them."""
+and friends view them.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from .report import UnsupportedPtx
 
 Value = Any
 M16, M32, M64 = 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
@@ -119,7 +122,7 @@ def mul_hi(a: Value, b: Value, bits: int, is_signed: bool) -> Value:
             return (signed(a, bits) * signed(b, bits) >> bits) & ((1 << bits) - 1)
         return a * b >> bits
     if bits == 64:
-        raise ValueError("per-lane 64-bit mul.hi is not modelled")
+        raise UnsupportedPtx("per-lane 64-bit mul.hi is not modelled")
     wide = np.int64 if is_signed else np.uint64
     left, right = full(a, bits), full(b, bits)
     if is_signed:
@@ -340,7 +343,7 @@ def lop3(a: Value, b: Value, c: Value, table: int, mask: int = M32) -> Value:
 def bfe(value: Value, start: Value, length: Value, bits: int, is_signed: bool) -> Value:
     """Bit field extract with uniform position."""
     if start.__class__ is not int or length.__class__ is not int:
-        raise ValueError("per-lane bfe positions are not modelled")
+        raise UnsupportedPtx("per-lane bfe positions are not modelled")
     start, length = start & 255, length & 255
     if not length:
         return value & 0
@@ -357,7 +360,7 @@ def bfe(value: Value, start: Value, length: Value, bits: int, is_signed: bool) -
 def bfi(source: Value, target: Value, start: Value, length: Value, bits: int) -> Value:
     """Bit field insert with uniform position."""
     if start.__class__ is not int or length.__class__ is not int:
-        raise ValueError("per-lane bfi positions are not modelled")
+        raise UnsupportedPtx("per-lane bfi positions are not modelled")
     start, length = start & 255, length & 255
     mask = ((1 << length) - 1 << start) & ((1 << bits) - 1)
     return (shl(source, start, bits) & mask) | (target & (mask ^ ((1 << bits) - 1)))

@@ -8,7 +8,8 @@ In: any ``cute.compile`` result (compiled with ``--keep-ptx``) and its arguments
 Out: ``Launch`` records, the PTX text, and the tensor regions named by the arguments.
 
 ``prepare()`` must run before ``cutlass`` is imported, because the DSL reads the
-variable then; a process that simulates can therefore not launch on a real GPU."""
+variable then; a process that simulates can therefore not launch on a real GPU.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,8 @@ class TensorRegion:
     """A tensor that the kernel may touch, by real address.
 
     ``shape`` counts elements and ``strides`` counts bytes, so that padding between rows
-    can be told from elements. ``output`` asks for the written-exactly-once check."""
+    can be told from elements. ``output`` asks for the written-exactly-once check.
+    """
 
     name: str
     address: int

@@ -3,7 +3,8 @@ out.
 
 Compiles with ``runtime.compile.compile_for_simulation`` (cached by digest), hands the
 torch tensors over as the DSL's own, and calls ``simulate``. ``launch.prepare()`` must
-have run before anything imports cutlass."""
+have run before anything imports cutlass.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class PackedTensor:
     """A tensor argument in the layout that the compiled host code reads.
 
     ``{pointer, run-time sizes (int32), run-time strides (int64)}``; literal sizes and
-    the unit stride are compiled in, so they are left out."""
+    the unit stride are compiled in, so they are left out.
+    """
 
     def __init__(self, tensor: torch.Tensor, arg: TensorArg) -> None:
         self.tensor = tensor
@@ -111,7 +113,8 @@ def simulate_source(
     """Run a generated kernel on CPU tensors, given in the order of ``source.args``.
 
     ``num_ctas`` bounds the persistent grid; small values make the pipelines wrap.
-    Outputs are the parameters marked as such."""
+    Outputs are the parameters marked as such.
+    """
     if len(tensors) != len(source.args):
         raise SimError(
             f"{source.name}: expected {len(source.args)} tensors, got {len(tensors)}"

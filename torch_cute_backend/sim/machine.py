@@ -4,7 +4,8 @@ Owns identity and storage (register files, shared memory, tensor memory, barrier
 clocks) and lane divergence. What instructions do to this state lives in the ``ops_*``
 modules, whose classes ``Warp`` (in ``warp``) combines. A divergent warp consists of
 several ``Group`` objects, each with its own register file; the group with the lowest
-block index runs, and groups merge when they meet."""
+block index runs, and groups merge when they meet.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 Every access must fall into a registered tensor; bytes between the elements of a strided
 tensor and outside all tensors are guard zones. For output tensors a per-byte count
 proves that each element is written exactly once. Kernel parameters live in an own
-window (``PARAM_BASE``). No unregistered address is ever dereferenced."""
+window (``PARAM_BASE``). No unregistered address is ever dereferenced.
+"""
 
 from __future__ import annotations
 

@@ -145,7 +145,8 @@ class SyncOps(MemoryOps):
         """try_wait/test_wait.parity: True, False, or None to block.
 
         The first poll of an incomplete phase fails, a repeated one blocks. In random
-        mode a first ``try_wait`` may also fail although the phase is complete."""
+        mode a first ``try_wait`` may also fail although the phase is complete.
+        """
         where = self._one(g, address, line)
         odd = self._one(g, parity, line) & 1
         barrier, cta = self.find_mbar(where, line)

@@ -13,7 +13,7 @@ from . import block_scaled
 from .lanes import Value, full
 from .machine import TMEM_COLUMNS, Group
 from .ops_wgmma import WgmmaOps
-from .report import UnsupportedPtx
+from .report import UnsupportedPtx, at_line
 from .tensor_core import (
     Descriptor,
     Mma,
@@ -127,14 +127,12 @@ class Tcgen05Ops(WgmmaOps):
             )
         core = self._core(group)
         word = self._one(g, idesc, line)
-        try:
+        with at_line(line):
             decoded: Descriptor = (
                 instruction_descriptor(kind, word)
                 if scales is None
                 else block_scaled.scaled_descriptor(kind, vector, word)
             )
-        except UnsupportedPtx as error:
-            raise UnsupportedPtx(str(error), line) from None
         if (
             decoded.m not in ((64, 128) if group == 1 else (128, 256))
             or not 8 <= decoded.n <= 256
@@ -171,7 +169,12 @@ class Tcgen05Ops(WgmmaOps):
         if self.engine.trace:
             mma.issued = self.engine.trace.now
         core.open = mma
-        core.queue.append(lambda: core.run_mma(mma))
+
+        def run() -> bool:
+            with at_line(line):
+                return core.run_mma(mma)
+
+        core.queue.append(run)
 
     def tc_commit(
         self, g: Group, address: Value, mask: Value | None, group: int, line: int

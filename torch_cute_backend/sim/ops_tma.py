@@ -2,7 +2,8 @@
 
 A load is queued at issue and, when it completes, writes shared memory as the agent of
 its mbarrier and signals the transaction bytes. A store reads shared memory as the bulk
-agent of the issuing warp; ``wait_group`` orders the warp behind it."""
+agent of the issuing warp; ``wait_group`` orders the warp behind it.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ Each of the four warps issues the instruction; the operation runs once all have.
 Accumulators live in a ``Tile`` (64 x n f32) from the first wgmma on, and go back to
 registers only when another instruction touches one (``materialise``), so that a main
 loop moves no register. Touching them before ``wait_group``, or a wgmma without
-``wgmma.fence`` behind register accesses, is a finding."""
+``wgmma.fence`` behind register accesses, is a finding.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from .lanes import Value, full
 from .machine import Cta, Group
 from .operands import SmemOperand
 from .ops_tma import TmaOps
-from .report import UnsupportedPtx
+from .report import UnsupportedPtx, at_line
 
 
 class Tile:
@@ -103,7 +104,8 @@ class Warpgroup:
         """Execute the oldest operation; False while a warp has not issued it.
 
         Directly following operations that continue along K run in the same matrix
-        product."""
+        product.
+        """
         if operation.sequence < self.executed:
             return True
         if operation.issuers < 4:
@@ -126,7 +128,8 @@ class Warpgroup:
                 steps=len(batch),
                 line=operation.shape.line,
             )
-        self._multiply(operation, len(batch))
+        with at_line(operation.shape.line):
+            self._multiply(operation, len(batch))
         self.executed = batch[-1].sequence + 1
         for done in batch:
             del self.pending[done.sequence]
@@ -350,7 +353,8 @@ class WgmmaOps(TmaOps):
         """Write resident accumulators back to registers: other instructions touch them.
 
         ``touched`` holds the registers that arithmetic and stores use, and those that
-        only plain moves use; the latter need no ``wgmma.fence``."""
+        only plain moves use; the latter need no ``wgmma.fence``.
+        """
         group = self._wg
         hard, soft = touched
         if hard:

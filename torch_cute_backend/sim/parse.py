@@ -4,7 +4,8 @@ In: PTX text as produced by NVVM (inline assembly with its own scopes included).
 ``Kernel`` objects: parameters, registers, shared variables and a flat list of ``Instr``
 with resolved labels. Knows the grammar, not the meaning of any opcode. Registers and
 labels of nested ``{ }`` scopes get unique names (``P1@3``), because inline assembly
-repeats them."""
+repeats them.
+"""
 
 from __future__ import annotations
 

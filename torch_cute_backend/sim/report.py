@@ -7,7 +7,8 @@ simulator cannot or must not continue (unknown opcode, malformed PTX, wrong argu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from torch_cute_backend.errors import CuteBackendError
@@ -26,6 +27,17 @@ class UnsupportedPtx(SimError):
     """An opcode, qualifier or descriptor field that the simulator does not model."""
 
 
+@contextmanager
+def at_line(line: int) -> Iterator[None]:
+    """Give an ``UnsupportedPtx`` from a helper without a line this PTX line."""
+    try:
+        yield
+    except UnsupportedPtx as error:
+        if error.ptx_line is None:
+            raise UnsupportedPtx(str(error), line) from None
+        raise
+
+
 @dataclass(frozen=True)
 class Finding:
     """One fault of the simulated kernel.
@@ -34,7 +46,8 @@ class Finding:
     ``out_of_bounds``, ``misuse``, ``double_write``, ``missing_write``, ``proxy``,
     ``async_register``, ``tmem``, ``unread_store``); ``role`` is a role name when the
     caller gave a role map, else ``"warp N"``. ``advice`` findings are reported but do
-    not make a run fail."""
+    not make a run fail.
+    """
 
     kind: str
     message: str
@@ -58,7 +71,8 @@ class SimReport:
     ``findings`` holds faults, ``notes`` holds advice. ``counts`` maps a role or warp
     name to executed instruction counts, summed over CTAs. ``tiles_written_once`` is
     None when no output tensor was named. ``seconds`` is simulation time without
-    compilation."""
+    compilation.
+    """
 
     findings: tuple[Finding, ...]
     notes: tuple[Finding, ...]

@@ -4,7 +4,8 @@ Modes: ``eager`` completes asynchronous operations as soon as possible; ``lazy``
 completes them one at a time and only when every warp is blocked (bulk stores last);
 ``random:SEED`` interleaves warps and operations in a seeded order and lets ``try_wait``
 fail spuriously. Tensor-core and wgmma operations are FIFO queues; TMA loads and bulk
-stores are unordered."""
+stores are unordered.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from typing import Any
 from .codegen import BLOCKED, EXITED, FORKED
 from .global_history import GlobalHistory, NoHistory
 from .memory import GlobalMemory
-from .report import Finding, SimError
+from .report import Finding, SimError, UnsupportedPtx
 
 Task = Callable[[], None]
 _FINDING_LIMIT = 200
@@ -218,7 +219,12 @@ class Engine:
             budget -= 1
             group = warp.group
             pc = group.pc
-            following = functions[pc](group)
+            try:
+                following = functions[pc](group)
+            except UnsupportedPtx as error:
+                if error.ptx_line is None:
+                    raise UnsupportedPtx(str(error), warp.program.line(pc)) from None
+                raise
             if following >= 0:
                 counts[pc] += 1
                 group.pc = following

@@ -1,7 +1,8 @@
 """Run launches through the engine and build the report.
 
 ``run_launch`` is the core entry without any DSL: PTX text, a ``Launch`` and tensor
-regions in, a ``SimReport`` out. ``simulate`` (in the package) adds launch capture."""
+regions in, a ``SimReport`` out. ``simulate`` (in the package) adds launch capture.
+"""
 
 from __future__ import annotations
 

@@ -48,7 +48,8 @@ class TensorMap:
     """A decoded tensor map; ``strides`` and ``box`` inner extents are in bytes.
 
     ``dims``, ``box`` run from the innermost dimension outwards; ``strides[0]`` belongs
-    to dimension 1 (dimension 0 is dense)."""
+    to dimension 1 (dimension 0 is dense).
+    """
 
     address: int
     type_name: str

@@ -4,7 +4,8 @@ One process row per CTA; one thread row per warp (named by role) and per asynchr
 engine (TMA loads, tensor core, wgmma, bulk stores). Waiting is a span that names the
 barrier; an asynchronous operation is a span from issue to completion, with its mbarrier
 as pipeline stage. Time is *logical*: one unit per executed PTX block of any warp. It
-shows order and overlap in one schedule, never duration."""
+shows order and overlap in one schedule, never duration.
+"""
 
 from __future__ import annotations
 
