@@ -213,8 +213,8 @@ class Sm90Host:
                 (
                     f"cutlass.{p.a_dtype.cutlass}",
                     f"cutlass.{p.b_dtype.cutlass}",
-                    f"warpgroup.OperandMajorMode.{p.a_major.name}",
-                    f"warpgroup.OperandMajorMode.{p.b_major.name}",
+                    f"cute.nvgpu.OperandMajorMode.{p.a_major.name}",
+                    f"cute.nvgpu.OperandMajorMode.{p.b_major.name}",
                     "Float32",
                     f"({s.math_warpgroups}, 1, 1)",
                     f"tiler_mn=(64, {columns})",

@@ -257,8 +257,8 @@ def gemm(a: cute.Tensor, b: cute.Tensor, d: cute.Tensor, num_ctas: Int32, stream
     tiled_mma = sm90_utils.make_trivial_tiled_mma(
         cutlass.BFloat16,
         cutlass.BFloat16,
-        warpgroup.OperandMajorMode.K,
-        warpgroup.OperandMajorMode.MN,
+        cute.nvgpu.OperandMajorMode.K,
+        cute.nvgpu.OperandMajorMode.MN,
         Float32,
         (2, 1, 1),
         tiler_mn=(64, TILE_N),
@@ -267,8 +267,8 @@ def gemm(a: cute.Tensor, b: cute.Tensor, d: cute.Tensor, num_ctas: Int32, stream
     epi_mma = sm90_utils.make_trivial_tiled_mma(
         cutlass.BFloat16,
         cutlass.BFloat16,
-        warpgroup.OperandMajorMode.K,
-        warpgroup.OperandMajorMode.MN,
+        cute.nvgpu.OperandMajorMode.K,
+        cute.nvgpu.OperandMajorMode.MN,
         Float32,
         (2, 1, 1),
         tiler_mn=(64, EPI_N),

@@ -252,8 +252,8 @@ def gemm(a: cute.Tensor, b: cute.Tensor, d: cute.Tensor, num_ctas: Int32, stream
     tiled_mma = sm90_utils.make_trivial_tiled_mma(
         cutlass.BFloat16,
         cutlass.BFloat16,
-        warpgroup.OperandMajorMode.MN,
-        warpgroup.OperandMajorMode.MN,
+        cute.nvgpu.OperandMajorMode.MN,
+        cute.nvgpu.OperandMajorMode.MN,
         Float32,
         (1, 1, 1),
         tiler_mn=(64, TILE_N),
@@ -262,8 +262,8 @@ def gemm(a: cute.Tensor, b: cute.Tensor, d: cute.Tensor, num_ctas: Int32, stream
     epi_mma = sm90_utils.make_trivial_tiled_mma(
         cutlass.BFloat16,
         cutlass.BFloat16,
-        warpgroup.OperandMajorMode.MN,
-        warpgroup.OperandMajorMode.MN,
+        cute.nvgpu.OperandMajorMode.MN,
+        cute.nvgpu.OperandMajorMode.MN,
         Float32,
         (1, 1, 1),
         tiler_mn=(64, EPI_N),

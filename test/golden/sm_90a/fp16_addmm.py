@@ -270,8 +270,8 @@ def gemm(
     tiled_mma = sm90_utils.make_trivial_tiled_mma(
         cutlass.Float16,
         cutlass.Float16,
-        warpgroup.OperandMajorMode.K,
-        warpgroup.OperandMajorMode.K,
+        cute.nvgpu.OperandMajorMode.K,
+        cute.nvgpu.OperandMajorMode.K,
         Float32,
         (1, 1, 1),
         tiler_mn=(64, TILE_N),
@@ -280,8 +280,8 @@ def gemm(
     epi_mma = sm90_utils.make_trivial_tiled_mma(
         cutlass.Float16,
         cutlass.Float16,
-        warpgroup.OperandMajorMode.K,
-        warpgroup.OperandMajorMode.K,
+        cute.nvgpu.OperandMajorMode.K,
+        cute.nvgpu.OperandMajorMode.K,
         Float32,
         (1, 1, 1),
         tiler_mn=(64, EPI_N),

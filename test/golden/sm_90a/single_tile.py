@@ -280,8 +280,8 @@ def gemm(
     tiled_mma = sm90_utils.make_trivial_tiled_mma(
         cutlass.Float8E4M3FN,
         cutlass.Float8E4M3FN,
-        warpgroup.OperandMajorMode.K,
-        warpgroup.OperandMajorMode.K,
+        cute.nvgpu.OperandMajorMode.K,
+        cute.nvgpu.OperandMajorMode.K,
         Float32,
         (1, 1, 1),
         tiler_mn=(64, TILE_N),
@@ -290,8 +290,8 @@ def gemm(
     epi_mma = sm90_utils.make_trivial_tiled_mma(
         cutlass.Float8E4M3FN,
         cutlass.Float8E4M3FN,
-        warpgroup.OperandMajorMode.K,
-        warpgroup.OperandMajorMode.K,
+        cute.nvgpu.OperandMajorMode.K,
+        cute.nvgpu.OperandMajorMode.K,
         Float32,
         (1, 1, 1),
         tiler_mn=(64, EPI_N),
