@@ -78,7 +78,7 @@ def role_constant(role: Role) -> str:
 
 
 def divisor(size: str) -> str:
-    """A launch-time size with the multiplier that divides by it: ``tiles_m_divisor``."""
+    """A launch-time size with the multiplier that divides by it."""
     return f"{size}_divisor"
 
 

@@ -1,4 +1,4 @@
-"""The resources of a dense GEMM kernel: roles, buffers, pipelines, barriers per arch."""
+"""Resources of a dense GEMM kernel: roles, buffers, pipelines, barriers per arch."""
 
 from __future__ import annotations
 
