@@ -488,6 +488,17 @@ class TmaTest(TestCase):
             self.assertTrue(report.findings, expect)
         self.assertIn("deadlock", micro.kinds(self.load(expect=1024)[0]))
 
+    def test_exit_with_a_load_in_flight(self):
+        source = micro.aligned((20, 48), np.uint8)
+        descriptor = encode(source.ctypes.data, "u8", (48, 20), (48,), (32, 16))
+        body = TMA.format(
+            x=0, y=0, bytes=512, init_fence="fence.mbarrier_init.release.cluster;"
+        )
+        body = body[: body.index("WAIT:")].replace("[p0]", "[p1]").replace("p1;", "p0;")
+        for mode in ("lazy", "eager"):
+            report = micro.run(body, [], extra=[descriptor], smem_bytes=8192, mode=mode)
+            self.assertIn("race", micro.kinds(report), mode)
+
     def test_mbarrier_init_needs_a_fence(self):
         self.assertEqual(micro.kinds(self.load(init_fence="")[0]), ["proxy"])
 

@@ -200,6 +200,15 @@ class WarpOps(WarpState):
 
     def cta_exit(self) -> None:
         """Checks when the CTA's shared memory is given back."""
+        for barrier in self.cta.mbarriers.values():
+            known = self.cta.exit_rows[barrier.agent]
+            if barrier.agent >= 0 and known < barrier.loads:
+                self.report(
+                    "race",
+                    f"CTA {self.cta.label} may exit before TMA loads into mbarrier "
+                    f"{barrier.address:#x} have arrived: nothing waits for them",
+                    0,
+                )
         for agent, (clock, line) in self.cta.remote.items():
             if clock > self.cta.exit_rows[agent]:
                 name = self.cluster.clocks.names[agent]
