@@ -36,7 +36,7 @@ def named(cases: list[Case] | tuple[Case, ...]) -> list[subtest]:
 def ragged(case: Case, k_tiles: int) -> tuple[int, int, int]:
     """Sizes that leave tails in m, n and k, within what the case's layouts allow."""
     s, p = case.schedule, case.problem
-    m = s.tile_m * s.cluster_m * 2 - 27
+    m = max(s.tile_m * s.cluster_m * 2 - 27, s.tile_m + 5)
     n = max(s.tile_n * s.cluster_n * 2 - 8, 16)
     k = (s.tile_k * k_tiles + 48) // 16 * 16
     if p.a_major.value == "mn":
