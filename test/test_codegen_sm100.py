@@ -163,6 +163,24 @@ class TestText(TestCase):
         self.assertEqual("mcast_mask=a_mcast_mask" in source, n > 1)
         self.assertEqual("mcast_mask=b_mcast_mask" in source, m // group > 1)
 
+    @parametrize(
+        "schedule,problem,rolled",
+        [
+            (S128, fp8(), False),
+            (replace(S128, store="direct"), fp8(), True),
+            (replace(S128, epi_n=16), fp8(epilogue=gelu_residual()), True),
+            (replace(S64, store="direct"), fp8(), False),
+        ],
+        name_fn=lambda s, p, rolled: f"{s.tile_m}_{s.epi_n}_{s.store}",
+    )
+    def test_element_wise_subtiles_are_rolled(self, schedule, problem, rolled):
+        # Unrolled, their addresses and predicates crowd registers; see docs/0005.
+        source = text(schedule, problem)
+        count = schedule.tile_n // schedule.epi_n
+        loop = f"for subtile in cutlass.range({count}, unroll=1):"
+        self.assertEqual(loop in source, rolled)
+        self.assertEqual("tCrScaleB_now[i] = cutlass.select_(" in source, rolled)
+
     @parametrize("form", FORMS)
     def test_pair(self, form):
         source = text(replace(PAIR, shared_loop=form))
