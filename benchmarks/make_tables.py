@@ -176,8 +176,14 @@ def _key(row: dict[str, Any]) -> RowKey | None:
 
 def measured(rows: Iterable[dict[str, Any]]) -> dict[tuple[str, RowKey], Best]:
     """The fastest of our schedules for each arch and key, over all cold runs that had
-    another provider to compare with."""
-    cold = [r for r in rows if str(r.get("protocol", "")).startswith(COLD)]
+    another provider to compare with. A run that could not time the look-up's own choice
+    (``chosen_timed`` false) does not say what is fastest, and settles nothing."""
+    cold = [
+        r
+        for r in rows
+        if str(r.get("protocol", "")).startswith(COLD)
+        and r.get("chosen_timed") is not False
+    ]
     others: dict[tuple[Any, ...], float] = {}
     for r in cold:
         if r["provider"] not in (OURS, FLOOR):

@@ -255,6 +255,7 @@ class TestMeasured(TestCase):
             {"gpu": "NVIDIA A100"},
             {"dtype": "float32"},
             {"commit": "other"},
+            {"chosen_timed": False},
             {"date": "2026-12-02"},
             {"shape": {"m": 64, "n": 5120, "k": 5120, "groups": 4}},
         ],
