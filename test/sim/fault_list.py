@@ -235,6 +235,7 @@ SM100 = (
 CLUSTER = (
     Fault("no cluster wait behind the inits", r"^\tbarrier\.cluster\.wait[^;]*;"),
     Fault("no multicast to the peer", r"mov\.b16 \t(%rs\d+), 3;", r"mov.b16 \t\1, 1;"),
+    Fault("producer exits before its stages are released", TRY_WAIT, PASSED, which=3),
     Fault(
         "release only at the own CTA",
         r"^\tmapa\.shared::cluster\.u32 \t(%r\d+), (%r\d+), (%r\d+);",
