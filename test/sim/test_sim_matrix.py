@@ -8,7 +8,6 @@ wrap; in ``lazy`` and two random schedules. One child process serves the whole f
 from __future__ import annotations
 
 import _paths  # noqa: F401
-import gemm_case
 from kernel_cases import CASES, Case
 from torch.testing._internal.common_utils import (
     TestCase,
@@ -18,6 +17,7 @@ from torch.testing._internal.common_utils import (
     subtest,
 )
 
+from torch_cute_backend.sim import gemm_case
 from torch_cute_backend.sim.child import SimChild
 
 MODES = ("lazy", "random:1", "random:2")

@@ -69,6 +69,19 @@ def build_parser() -> argparse.ArgumentParser:
         "--no-gate", action="store_true", help="accept spills and ptxas warnings"
     )
 
+    simulate = commands.add_parser("simulate", help="run a GEMM's kernel on this CPU")
+    _add_problem(simulate)
+    simulate.add_argument(
+        "--mode",
+        default="lazy",
+        help="when asynchronous work completes: eager, lazy or random:SEED",
+    )
+    simulate.add_argument(
+        "--sms", type=_positive, help="SMs of the simulated GPU (default: the arch's)"
+    )
+    simulate.add_argument("--trace", metavar="FILE", help="write a Perfetto trace")
+    simulate.add_argument("--json", action="store_true", help="machine-readable")
+
     doctor = commands.add_parser("doctor", help="versions, GPU, what is on and why")
     doctor.add_argument("--json", action="store_true", help="machine-readable")
 

@@ -1,4 +1,4 @@
-"""Tensors and fp32 references for our generated kernels, for simulator tests.
+"""CPU tensors and fp32 references for our generated kernels, to simulate them with.
 
 Integer-valued operands keep every sum exact, so that outputs must agree bit for bit;
 scales are powers of two for the same reason. Outputs start as NaN.
@@ -35,6 +35,22 @@ class Operands:
             torch.equal(out.float(), self.references[name].float())
             for name, out in self.outputs.items()
         )
+
+    def largest_error(self) -> tuple[float, float]:
+        """Largest absolute error over all outputs, and it over the largest value of
+        that output's reference; infinite where an output holds NaN."""
+        errors = [
+            (
+                float((out.float() - self.references[name].float()).abs().max()),
+                float(self.references[name].float().abs().max()),
+            )
+            for name, out in self.outputs.items()
+        ]
+        absolute = [e if e == e else float("inf") for e, _ in errors]
+        relative = [
+            e / max(size, 1e-6) for e, (_, size) in zip(absolute, errors, strict=True)
+        ]
+        return max(absolute), max(relative)
 
     def worst(self) -> float:
         """Largest error relative to the largest reference value."""
@@ -113,11 +129,12 @@ def evaluate(
         if node.op == "acc":
             value = a.float() @ b.float().t()
         elif node.op == "const":
-            value = torch.tensor(float(node.attr), dtype=torch.float32)
+            value = torch.tensor(float(node.attr or 0.0), dtype=torch.float32)
         elif node.op == "round":
-            value = values[node.args[0]].to(getattr(torch, node.attr)).float()
+            kind = getattr(torch, str(node.attr))
+            value = values[node.args[0]].to(kind).float()
         elif node.op == "input":
-            entry = graph.inputs[node.attr]
+            entry = graph.inputs[int(node.attr or 0)]
             value = named[entry.name].float()
             if entry.kind is InputKind.ROW:
                 value = value.view(-1, 1)
