@@ -336,8 +336,8 @@ def _post(res: DenseResources) -> Body:
     if res.staging is not None:
         statements.append(TmaStoreWait(role=res.epilogue, pending=0))
     if res.tmem is not None:
-        # Only the epilogue's warps read tensor memory, and the MMA role's tail has
-        # seen every stage released, so their own barrier suffices.
+        # The epilogue's warps have waited for every accumulator that the MMA wrote, and
+        # only they read them, so their own barrier suffices.
         statements.append(NamedBarrierSync(role=res.epilogue, barrier=res.epi_barrier))
         statements.append(
             TmemFree(role=res.epilogue, buffer=res.tmem, columns=res.tmem_columns)
