@@ -205,8 +205,8 @@ SM100 = (
     Fault("tensor memory not allocated", r"^\ttcgen05\.alloc[^;]*;"),
     Fault(
         "permit given back before the alloc",
-        r"^(\ttcgen05\.alloc[^;]*;)\n(\ttcgen05\.relinquish[^;]*;)",
-        r"\2\n\1",
+        r"^(\ttcgen05\.alloc[^;]*;)\n((?:\t\.loc.*\n)*)(\ttcgen05\.relinquish[^;]*;)",
+        r"\3\n\2\1",
     ),
     Fault(
         "MMA issued by all lanes",

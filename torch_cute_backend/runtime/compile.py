@@ -181,7 +181,11 @@ def compile_for_simulation(source: KernelSource) -> Any:
     toolchain.require_dsl()
     with _workspace(source) as (folder, module):
         dump = shlex.quote(str(folder))
-        options = f"--gpu-arch {source.arch} --keep-ptx --dump-dir {dump}"
+        # Line information lets the simulator's findings name lines of this source.
+        options = (
+            f"--gpu-arch {source.arch} --keep-ptx --generate-line-info "
+            f"--dump-dir {dump}"
+        )
         return _cute_compile(source, module, options, tvm_ffi=False)
 
 
