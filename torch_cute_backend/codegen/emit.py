@@ -14,17 +14,21 @@ from typing import Any, ClassVar, TypeVar
 from torch_cute_backend.arch.spec import ArchSpec
 from torch_cute_backend.codegen import names
 from torch_cute_backend.codegen.writer import Writer
+from torch_cute_backend.epilogue.graph import InputKind
 from torch_cute_backend.errors import CodegenError
 from torch_cute_backend.ir import dataflow as flow
 from torch_cute_backend.ir import structure as st
 from torch_cute_backend.ir import sync
+from torch_cute_backend.ir.expr import Expr
 from torch_cute_backend.ir.ops import Body, Stmt
 from torch_cute_backend.ir.program import Program
-from torch_cute_backend.ir.values import L2Policy, Role, SchedulerKind
+from torch_cute_backend.ir.values import Buffer, L2Policy, Role, SchedulerKind, Var
 from torch_cute_backend.problem import GemmProblem
 from torch_cute_backend.schedule import GemmSchedule
 
 BANNER_WIDTH = 80
+Tile = tuple[Expr, Expr]
+"""Coordinates of a CTA tile, (m, n)."""
 
 Handler = Callable[[Any, Any], None]
 H = TypeVar("H", bound=Handler)
@@ -211,6 +215,18 @@ class Emitter:
             "pipeline.pipeline_init_wait(cluster_shape_mn=(CLUSTER_M, CLUSTER_N))"
         )
 
+    @emits(sync.AllocateShared)
+    def allocate_shared(self, s: sync.AllocateShared) -> None:
+        out = self.out
+        out.blank()
+        out.line("storage = SmemAllocator().allocate(shared_storage)")
+        for buffer in s.buffers:
+            layout = names.smem_layout(buffer)
+            out.call(
+                f"{buffer.name} = storage.{buffer.name}.get_tensor(",
+                (f"{layout}.outer", f"swizzle={layout}.inner"),
+            )
+
     @emits(sync.PrefetchDescriptors)
     def prefetch_descriptors(self, s: sync.PrefetchDescriptors) -> None:
         with self.out.block("if warp_idx == LOAD_WARP:"):
@@ -290,6 +306,41 @@ class Emitter:
         """Staging buffers are taken in turn; their number divides a tile's subtiles."""
         stages = self.schedule.epi_stages
         return "0" if stages == 1 else f"{subtile} % {stages}"
+
+    # --- epilogue inputs ------------------------------------------------------------
+
+    @emits(flow.EpilogueLoad)
+    def epilogue_load(self, s: flow.EpilogueLoad) -> None:
+        """By kind; where a thread's elements lie is the arch's to say."""
+        kinds = {i.name: i.kind for i in s.graph.inputs}
+        for source, target in zip(s.inputs, s.targets, strict=True):
+            kind = kinds[source.name]
+            if kind is InputKind.SCALAR:
+                self.out.line(
+                    f"{names.registers(target)} = {names.gmem(source)}[0].to(Float32)"
+                )
+            elif kind is InputKind.ROW:
+                self.load_rows(source, target, s.tile)
+            elif kind is InputKind.COL:
+                self.load_columns(source, target, s.tile, s.subtile)
+            else:
+                self.load_full(source, target, s.tile, s.subtile)
+
+    def load_rows(self, source: Buffer, target: Buffer, tile: Tile) -> None:
+        """A value for each row of this thread."""
+        raise NotImplementedError
+
+    def load_columns(
+        self, source: Buffer, target: Buffer, tile: Tile, subtile: Var | None
+    ) -> None:
+        """The columns of a subtile, or of the tile if ``subtile`` is None."""
+        raise NotImplementedError
+
+    def load_full(
+        self, source: Buffer, target: Buffer, tile: Tile, subtile: Var | None
+    ) -> None:
+        """A value for each element of this thread."""
+        raise NotImplementedError
 
     @emits(sync.PartitionTma)
     def partition_tma(self, s: sync.PartitionTma) -> None:

@@ -24,16 +24,14 @@ from dataclasses import replace
 
 from torch_cute_backend.arch.sm100 import WARP_THREADS
 from torch_cute_backend.codegen import names
-from torch_cute_backend.codegen.emit import emits
+from torch_cute_backend.codegen.emit import Tile, emits
 from torch_cute_backend.codegen.emit_epilogue import emit_graph
 from torch_cute_backend.codegen.emit_sm100_setup import Sm100SetupEmitter
 from torch_cute_backend.epilogue.graph import EpilogueGraph, InputKind
 from torch_cute_backend.ir import dataflow as flow
 from torch_cute_backend.ir import structure as st
-from torch_cute_backend.ir.expr import BinOp, Const, Expr
+from torch_cute_backend.ir.expr import BinOp, Const
 from torch_cute_backend.ir.values import Buffer, Var
-
-Tile = tuple[Expr, Expr]
 
 
 class Sm100Emitter(Sm100SetupEmitter):
@@ -107,23 +105,7 @@ class Sm100Emitter(Sm100SetupEmitter):
         )
         self.out.line("cute.arch.fence_view_async_tmem_load()")
 
-    @emits(flow.EpilogueLoad)
-    def epilogue_load(self, s: flow.EpilogueLoad) -> None:
-        kinds = {i.name: i.kind for i in s.graph.inputs}
-        for source, target in zip(s.inputs, s.targets, strict=True):
-            kind = kinds[source.name]
-            if kind is InputKind.SCALAR:
-                self.out.line(
-                    f"{names.registers(target)} = {names.gmem(source)}[0].to(Float32)"
-                )
-            elif kind is InputKind.ROW:
-                self._load_rows(source, target, s.tile)
-            elif kind is InputKind.COL:
-                self._load_columns(source, target, s.tile, s.subtile)
-            else:
-                self._load_full(source, target, s.tile, s.subtile)
-
-    def _load_rows(self, source: Buffer, target: Buffer, tile: Tile) -> None:
+    def load_rows(self, source: Buffer, target: Buffer, tile: Tile) -> None:
         """A value for each row of this thread, in registers ``[r, i]``."""
         out, regs = self.out, names.registers(target)
         rows = f"(2, {self.row_blocks})" if self.quads else "1"
@@ -136,7 +118,7 @@ class Sm100Emitter(Sm100SetupEmitter):
                 ".to(Float32)"
             )
 
-    def _load_columns(
+    def load_columns(
         self, source: Buffer, target: Buffer, tile: Tile, subtile: Var | None
     ) -> None:
         """One column a lane, whatever the layout: coalesced, and few registers. The
@@ -156,7 +138,7 @@ class Sm100Emitter(Sm100SetupEmitter):
                 f"{regs}[i] = {names.gmem(source)}[cutlass.min(col, n - 1)].to(Float32)"
             )
 
-    def _load_full(
+    def load_full(
         self, source: Buffer, target: Buffer, tile: Tile, subtile: Var | None
     ) -> None:
         out, regs = self.out, names.registers(target)

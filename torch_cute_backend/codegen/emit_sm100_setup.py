@@ -106,18 +106,6 @@ class Sm100SetupEmitter(Emitter):
 
     # --- barriers and memory ---------------------------------------------------------
 
-    @emits(sync.AllocateShared)
-    def allocate_shared(self, s: sync.AllocateShared) -> None:
-        out = self.out
-        out.blank()
-        out.line("storage = SmemAllocator().allocate(shared_storage)")
-        for buffer in s.buffers:
-            layout = names.smem_layout(buffer)
-            out.call(
-                f"{buffer.name} = storage.{buffer.name}.get_tensor(",
-                (f"{layout}.outer", f"swizzle={layout}.inner"),
-            )
-
     @emits(sync.InitPipelines)
     def init_pipelines(self, s: sync.InitPipelines) -> None:
         self.out.comment("(CTA of the MMA, MMA m, MMA n, k) -> CTA of the cluster")

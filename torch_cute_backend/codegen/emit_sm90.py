@@ -12,13 +12,13 @@ from contextlib import ExitStack, contextmanager
 
 from torch_cute_backend.arch.sm90 import MMA_M, WARP_THREADS, WARPGROUP_THREADS
 from torch_cute_backend.codegen import names
-from torch_cute_backend.codegen.emit import Emitter, emits
+from torch_cute_backend.codegen.emit import Emitter, Tile, emits
 from torch_cute_backend.codegen.emit_epilogue import emit_graph
 from torch_cute_backend.dtypes import dtype
 from torch_cute_backend.epilogue.graph import InputKind
+from torch_cute_backend.errors import CodegenError
 from torch_cute_backend.ir import dataflow as flow
 from torch_cute_backend.ir import sync
-from torch_cute_backend.ir.expr import Expr
 from torch_cute_backend.ir.values import Buffer, Pipeline, Var
 
 PANEL_BYTES = 128
@@ -30,18 +30,6 @@ class Sm90Emitter(Emitter):
     """See :class:`Emitter`."""
 
     # --- set-up ----------------------------------------------------------------------
-
-    @emits(sync.AllocateShared)
-    def allocate_shared(self, s: sync.AllocateShared) -> None:
-        out = self.out
-        out.blank()
-        out.line("storage = SmemAllocator().allocate(shared_storage)")
-        for buffer in s.buffers:
-            layout = names.smem_layout(buffer)
-            out.call(
-                f"{buffer.name} = storage.{buffer.name}.get_tensor(",
-                (f"{layout}.outer", f"swizzle={layout}.inner"),
-            )
 
     @emits(sync.InitPipelines)
     def init_pipelines(self, s: sync.InitPipelines) -> None:
@@ -269,25 +257,7 @@ class Sm90Emitter(Emitter):
 
     # --- epilogue -----------------------------------------------------------------
 
-    @emits(flow.EpilogueLoad)
-    def epilogue_load(self, s: flow.EpilogueLoad) -> None:
-        kinds = {i.name: i.kind for i in s.graph.inputs}
-        for source, target in zip(s.inputs, s.targets, strict=True):
-            kind = kinds[source.name]
-            if kind is InputKind.SCALAR:
-                self.out.line(
-                    f"{names.registers(target)} = {names.gmem(source)}[0].to(Float32)"
-                )
-            elif kind is InputKind.ROW:
-                self._load_rows(source, target, s.tile)
-            elif kind is InputKind.COL:
-                self._load_columns(source, target, s.tile)
-            elif s.subtile is not None:
-                self._load_full(source, target, s.tile, s.subtile)
-
-    def _load_rows(
-        self, source: Buffer, target: Buffer, tile: tuple[Expr, Expr]
-    ) -> None:
+    def load_rows(self, source: Buffer, target: Buffer, tile: Tile) -> None:
         out, regs = self.out, names.registers(target)
         out.call(
             f"{regs} = cute.make_rmem_tensor(",
@@ -301,11 +271,13 @@ class Sm90Emitter(Emitter):
                 ".to(Float32)"
             )
 
-    def _load_columns(
-        self, source: Buffer, target: Buffer, tile: tuple[Expr, Expr]
+    def load_columns(
+        self, source: Buffer, target: Buffer, tile: Tile, subtile: Var | None
     ) -> None:
         """The tile's columns, one a lane: coalesced, and few registers. The threads
         that need a column get it by a shuffle."""
+        if subtile is not None:
+            raise CodegenError(f"columns of {source} are loaded once a tile")
         out, regs = self.out, names.registers(target)
         count = -(-self.schedule.tile_n // WARP_THREADS)
         out.line(f"{regs} = cute.make_rmem_tensor({count}, Float32)")
@@ -315,9 +287,11 @@ class Sm90Emitter(Emitter):
                 f"{regs}[i] = {names.gmem(source)}[cutlass.min(col, n - 1)].to(Float32)"
             )
 
-    def _load_full(
-        self, source: Buffer, target: Buffer, tile: tuple[Expr, Expr], subtile: Var
+    def load_full(
+        self, source: Buffer, target: Buffer, tile: Tile, subtile: Var | None
     ) -> None:
+        if subtile is None:
+            raise CodegenError(f"{source} is loaded a subtile at a time")
         out, regs = self.out, names.registers(target)
         out.line(f"{regs} = cute.make_rmem_tensor(tCcD.shape, Float32)")
         with self._elements("i", "j", "r", "c"):
@@ -394,7 +368,7 @@ class Sm90Emitter(Emitter):
                 value = f"{names.registers(s.source)}[{self._element()}]"
                 self.out.line(f"{names.gmem(s.target)}[row, col] = {value}")
 
-    def _coordinates(self, tile: tuple[Expr, Expr], subtile: Var) -> None:
+    def _coordinates(self, tile: Tile, subtile: Var) -> None:
         self.out.line(f"crd = tCcD[{self._element()}]")
         self.out.line(f"row = {tile[0]} * TILE_M + crd[0]")
         self.out.line(f"col = {self._column(tile, subtile)} + crd[1]")
@@ -403,7 +377,7 @@ class Sm90Emitter(Emitter):
         """Coordinate of element (i, j, r, c) in a subtile's fragment."""
         return _fragment("c", "r", "j", self.schedule.epi_n)
 
-    def _column(self, tile: tuple[Expr, Expr], subtile: Var) -> str:
+    def _column(self, tile: Tile, subtile: Var) -> str:
         base = f"{tile[1]} * TILE_N"
         return base if self._one_subtile() else f"{base} + {subtile} * EPI_N"
 
