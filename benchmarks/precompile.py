@@ -5,7 +5,7 @@
 
 Fills a kernel cache that a machine with a GPU loads without compiling, also under
 another Python version. Kernels are generic in their sizes, so many shapes share one.
-``--pack`` also writes the cache as one archive, which ``lease.py --kernels`` unpacks.
+``--pack`` also writes the cache as one archive, for ``measure_all.py --kernels``.
 """
 
 from __future__ import annotations

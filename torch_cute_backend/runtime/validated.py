@@ -79,7 +79,7 @@ def _h200(family: str, cluster: str, commit: str, tests: str) -> Validation:
     return Validation(kernels, "NVIDIA H200", commit, tests, "2026-11-30")
 
 
-_SWEEP = "benchmarks/lease.py sweep: 70 schedules, 3810 exact products"
+_SWEEP = "benchmarks/measure_all.py sweep: 70 schedules, 3810 exact products"
 RECORDS: tuple[Validation, ...] = (
     _h200("fp8-rowwise", "single", "65a3077", _SWEEP),
     _h200("fp8-rowwise", "multicast", "65a3077", _SWEEP),

@@ -36,7 +36,7 @@ def script(name: str):
     return module
 
 
-LEASE, PRECOMPILE = script("lease"), script("precompile")
+MEASURE, PRECOMPILE = script("measure_all"), script("precompile")
 PROBLEM = problem_of("fp8", (64, 5120, 5120))
 
 
@@ -97,7 +97,7 @@ class TestPrecompile(TestCase):
             self.assertEqual(PRECOMPILE.main(), 0)
         other = folder / "other"
         other.mkdir()
-        self.assertEqual(LEASE.unpack(folder / "k.tar.xz", other), 1)
+        self.assertEqual(MEASURE.unpack(folder / "k.tar.xz", other), 1)
         problem = problem_of("fp8", (64, 512, 512))
         found = manifest.read(other)
         (schedule,) = found.schedules("sm_90a", problem)
@@ -107,7 +107,7 @@ class TestPrecompile(TestCase):
         self.assertEqual(KernelCache(other).verify(), {})
 
 
-class TestLease(TestCase):
+class TestMeasureAll(TestCase):
     def setUp(self):
         super().setUp()
         self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
@@ -120,22 +120,22 @@ class TestLease(TestCase):
             packed.add(kernels / "entries", "entries")
             packed.add(kernels / manifest.FILE, manifest.FILE)
 
-    def run_lease(self, *words: str, faults: dict[str, str] | None = None) -> str:
-        argv = ["lease", "--out", str(self.out), "--kernels", str(self.archive)]
+    def run_script(self, *words: str, faults: dict[str, str] | None = None) -> str:
+        argv = ["measure_all", "--out", str(self.out), "--kernels", str(self.archive)]
         argv += ["--suites", "headline", *words]
         with (
             config.patch(),
             stand_in(faults),
             mock.patch.object(sys, "argv", argv),
             mock.patch.object(
-                LEASE, "Session", lambda **options: Session("bench_child", **options)
+                MEASURE, "Session", lambda **options: Session("bench_child", **options)
             ),
         ):
-            self.assertEqual(LEASE.main(), 0)
-        return (self.out / "lease.log").read_text()
+            self.assertEqual(MEASURE.main(), 0)
+        return (self.out / "measure_all.log").read_text()
 
     def test_all_phases(self):
-        log = self.run_lease("--phases", "sweep,tune,suites")
+        log = self.run_script("--phases", "sweep,tune,suites")
         self.assertIn("0 wrong", log)
         rows = results.read(self.out / "results.jsonl")
         self.assertEqual({r["suite"] for r in rows}, {"headline"})
@@ -147,9 +147,9 @@ class TestLease(TestCase):
         self.assertTrue(all(r["wrong"] == [] for r in swept))
 
     def test_a_second_run_does_nothing_anew(self):
-        self.run_lease("--phases", "sweep,tune,suites")
+        self.run_script("--phases", "sweep,tune,suites")
         before = {p.name: p.read_text() for p in self.out.glob("*.jsonl")}
-        log = self.run_lease("--phases", "sweep,tune,suites")
+        log = self.run_script("--phases", "sweep,tune,suites")
         after = {p.name: p.read_text() for p in self.out.glob("*.jsonl")}
         self.assertEqual(before, after)
         self.assertIn("sweep: 0 kernels", log)
@@ -157,7 +157,7 @@ class TestLease(TestCase):
     def test_what_the_sweep_found_wrong_is_not_tuned(self):
         bad = slots(6)[0][0][2]
         part = fault(bad.tile_n) + "}"
-        log = self.run_lease("--phases", "sweep,tune", faults={part: "wrong"})
+        log = self.run_script("--phases", "sweep,tune", faults={part: "wrong"})
         self.assertIn("WRONG fp8 fast", log)
         tuned = [
             r for r in results.read(self.out / "tune.jsonl") if r["provider"] == OURS
@@ -166,14 +166,14 @@ class TestLease(TestCase):
         self.assertNotIn(bad.tile_n, {r["schedule"]["tile_n"] for r in tuned})
 
     def test_no_time(self):
-        log = self.run_lease("--phases", "sweep,tune,suites", "--budget", "0")
+        log = self.run_script("--phases", "sweep,tune,suites", "--budget", "0")
         self.assertEqual(log.count("out of time"), 3)
         self.assertEqual(list(self.out.glob("*.jsonl")), [])
 
     def test_unknown_words(self):
         for words in (("--phases", "sweep,dance"), ("--suites", "nothing")):
             with self.assertRaises(UserError):
-                self.run_lease(*words)
+                self.run_script(*words)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """One run on a GPU, within a time budget: correctness, tuning, suites.
 
-    python benchmarks/lease.py --out results --kernels kernels.tar.xz --budget 480
+    python benchmarks/measure_all.py --out results --kernels kernels.tar.xz --budget 480
 
 Kernels come compiled, from ``precompile.py --pack``; nothing is compiled here unless
 ``--compile`` is given. Everything is written as it comes, every kernel runs in a child
@@ -68,7 +68,10 @@ FEW_SHAPES: tuple[Shape, ...] = (
 def main() -> int:
     args = _arguments()
     args.out.mkdir(parents=True, exist_ok=True)
-    with (args.out / "lease.log").open("a") as log, tempfile.TemporaryDirectory() as t:
+    with (
+        (args.out / "measure_all.log").open("a") as log,
+        tempfile.TemporaryDirectory() as t,
+    ):
         say = _teller(log)
         if args.kernels is not None:
             count = unpack(args.kernels, Path(t))
@@ -336,5 +339,5 @@ if __name__ == "__main__":
     try:
         raise SystemExit(main())
     except UserError as error:
-        print(f"lease: error: {error}", file=sys.stderr)
+        print(f"measure_all: error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
