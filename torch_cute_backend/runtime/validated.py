@@ -83,9 +83,10 @@ _SWEEP = "benchmarks/measure_all.py sweep: 70 schedules, 3810 exact products"
 RECORDS: tuple[Validation, ...] = (
     _h200("fp8-rowwise", "single", "65a3077", _SWEEP),
     _h200("fp8-rowwise", "multicast", "65a3077", _SWEEP),
-    _h200("fp8-tensorwise", "single", "042411b", "test/gpu: scaled_tensorwise"),
-    _h200("bf16", "single", "042411b", "test/gpu: mm_*, addmm_*, linear_*, dynamic_m"),
-    _h200("fp16", "single", "042411b", "test/gpu: fp16_and_fp32_out"),
+    _h200("fp8-tensorwise", "single", "85b5f5e", "test/gpu: scale_result_fp8"),
+    _h200(
+        "bf16", "single", "85b5f5e", "test/gpu: ragged_sizes, training_step, cache_*"
+    ),
 )
 """One row for each class and GPU; a row is added by whoever ran the tests there."""
 
