@@ -13,11 +13,9 @@ from torch_cute_backend.codegen.host_sm90 import Sm90Host
 from torch_cute_backend.codegen.host_sm100 import Sm100Host
 from torch_cute_backend.codegen.source import KernelSource, TensorArg
 from torch_cute_backend.codegen.writer import Writer
-from torch_cute_backend.dtypes import dtype
 from torch_cute_backend.epilogue.graph import InputKind
 from torch_cute_backend.errors import CodegenError
 from torch_cute_backend.ir.program import Program
-from torch_cute_backend.ir.values import Buffer, Space
 from torch_cute_backend.problem import GemmProblem, Major
 from torch_cute_backend.schedule import GemmSchedule
 
@@ -127,11 +125,3 @@ def kernel_args(
             )
         )
     return tuple(args)
-
-
-def gmem_buffers(program: Program) -> tuple[Buffer, ...]:
-    return tuple(b for b in program.buffers if b.space is Space.GMEM)
-
-
-def element_type(buffer: Buffer) -> str:
-    return f"cutlass.{dtype(buffer.dtype).cutlass}"

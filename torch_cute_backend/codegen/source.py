@@ -23,8 +23,8 @@ class TensorArg:
         shape: one symbol a dimension (``"m"``, ``"n"``, ``"k"``) or a literal
             (``"1"``). Equal symbols must be equal sizes; the entry checks it.
         contiguous: the dimension whose stride is 1, or None if every stride is free.
-        divisibility: all strides but the unit one are multiples of this many elements
-            (1: unconstrained). Sizes are never constrained.
+        divisibility: ``contiguous``'s extent and all other strides are multiples of
+            this many elements (1: unconstrained).
         align_bytes: alignment of the base pointer.
         output: written by the kernel.
     """
