@@ -12,7 +12,7 @@ from torch_cute_backend.epilogue.graph import (
     EpilogueGraph,
     InputKind,
 )
-from torch_cute_backend.problem import Accum, GemmProblem, Major
+from torch_cute_backend.problem import Accum, GemmProblem, Grouping, Major
 from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.status import Status
 from torch_cute_backend.tuning.table import RowKey
@@ -68,6 +68,33 @@ def mm(
         a_dtype=dtype,
         b_dtype=dtype,
         epilogue=EpilogueGraph.linear(out or dtype, bias=bias),
+    )
+    return replace(problem, **fields)
+
+
+def grouped(
+    grouping: Grouping = Grouping.M,
+    m: int = 1024,
+    n: int = 4096,
+    k: int = 2048,
+    groups: int = 8,
+    dtype: DType = BFLOAT16,
+    out: DType = BFLOAT16,
+    **fields: object,
+) -> GemmProblem:
+    """``grouped_mm``, or ``scaled_grouped_mm`` of FP8 operands with rowwise scales."""
+    scales = (ROW, COL) if dtype.is_fp8 else (None, None)
+    problem = GemmProblem(
+        op="scaled_grouped_mm" if dtype.is_fp8 else "grouped_mm",
+        m=m,
+        n=n,
+        k=k,
+        a_dtype=dtype,
+        b_dtype=dtype,
+        scaling="rowwise" if dtype.is_fp8 else "none",
+        epilogue=EpilogueGraph.linear(out, *scales),
+        grouping=grouping,
+        groups=groups,
     )
     return replace(problem, **fields)
 

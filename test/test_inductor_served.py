@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from build_helper import grouped
 from torch.testing._internal.common_utils import TestCase, run_tests
 
 from torch_cute_backend.arch import SM90, SM100
@@ -18,7 +19,7 @@ from torch_cute_backend.errors import CacheError, CompileError
 from torch_cute_backend.inductor import reasons, served, timing
 from torch_cute_backend.inductor.report import report
 from torch_cute_backend.inductor.spec import KernelSpec, Variant
-from torch_cute_backend.problem import Accum, GemmProblem
+from torch_cute_backend.problem import Accum, GemmProblem, Grouping
 from torch_cute_backend.runtime import device, launch
 from torch_cute_backend.status import Status
 from torch_cute_backend.tuning import lookup
@@ -67,13 +68,17 @@ class TestSpec(TestCase):
         self.assertNotIn("'", text, "it stands between quotes in the wrapper")
         self.assertNotEqual(replace(spec, arch=SM100).digest, spec.digest)
 
+    def test_grouped_problem(self) -> None:
+        spec = replace(spec_of((64, None)), problem=grouped(Grouping.K, dtype=E4M3))
+        self.assertEqual(KernelSpec.from_json(spec.to_json()), spec)
+
     def test_malformed_text_is_named(self) -> None:
         good = spec_of((64, None)).to_json()
         for bad in (
             "",
             "[]",
             "{}",
-            good.replace('"format":1', '"format":99'),
+            good.replace('"format":2', '"format":99'),
             good.replace('"op":"scaled_mm",', ""),
             good.replace('"float8_e4m3fn"', '"float9"', 1),
             good.replace('"tile_m"', '"tile_q"'),

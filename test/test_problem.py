@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from build_helper import COL, FULL, ROW, SCALAR, fp8, gelu_residual, mm
+from build_helper import COL, FULL, ROW, SCALAR, fp8, gelu_residual, grouped, mm
 from torch.testing._internal.common_utils import (
     TestCase,
     instantiate_parametrized_tests,
@@ -30,7 +30,7 @@ from torch_cute_backend.epilogue.graph import (
     EpilogueOutput,
 )
 from torch_cute_backend.errors import CuteBackendError, IRError
-from torch_cute_backend.problem import Accum, GemmProblem, Major
+from torch_cute_backend.problem import Accum, GemmProblem, Grouping, Major
 
 REFUSED = {
     "op": (mm(op="bmm"), "op 'bmm' is not one of mm, addmm, scaled_mm"),
@@ -47,6 +47,16 @@ REFUSED = {
     "bf16_k": (mm(k=12), "extents 12 and 12 are not multiples of 8"),
     "bf16_m": (mm(m=12, a_major=Major.MN), "extents 12 and 2048 are not"),
     "bf16_n": (mm(n=20, b_major=Major.MN), "extents 2048 and 20 are not"),
+    "ungrouped": (grouped(Grouping.NONE, groups=1), "grouped_mm without a grouping"),
+    "groups_of_one": (mm(groups=2), "2 groups without a grouping"),
+    "grouped_op": (mm(grouping=Grouping.M), "mm cannot be grouped along m"),
+    "no_groups": (grouped(groups=0), "0 groups"),
+    "grouped_fp8": (grouped(dtype=E4M3, op="grouped_mm"), "grouped_mm of float8_e4m3"),
+    "scaled_bf16": (grouped(op="scaled_grouped_mm"), "scaled_grouped_mm of bfloat16"),
+    "grouped_tensorwise": (
+        grouped(dtype=E4M3, scaling="tensorwise"),
+        "scaled_grouped_mm with scaling tensorwise",
+    ),
     "no_output": (mm(epilogue=EpilogueGraph((), (), ())), "epilogue: no output"),
 }
 
@@ -70,6 +80,9 @@ class TestProblem(TestCase):
             mm(m=8, n=24, k=1, a_major=Major.MN, b_major=Major.MN),
             mm(dtype=FLOAT16, bias=FLOAT16, out=FLOAT32),
             mm(epilogue=gelu_residual()),
+            *(grouped(g) for g in Grouping if g is not Grouping.NONE),
+            *(grouped(g, dtype=E4M3) for g in Grouping if g is not Grouping.NONE),
+            grouped(m=8, groups=1, a_major=Major.MN, b_major=Major.MN),
         ],
         name_fn=lambda problem: problem.describe().translate({32: "_", 40: "", 41: ""}),
     )
@@ -86,6 +99,9 @@ class TestProblem(TestCase):
         self.assertEqual(fp8(scaling="tensorwise").family, "fp8-tensorwise")
         self.assertEqual(mm().family, "bf16")
         self.assertEqual(mm(dtype=FLOAT16).family, "fp16")
+        self.assertEqual(grouped().family, "bf16-grouped-m")
+        fp8_batch = grouped(Grouping.BATCH, dtype=E4M3)
+        self.assertEqual(fp8_batch.family, "fp8-rowwise-grouped-batch")
 
     def test_describe_is_one_line(self):
         self.assertEqual(
@@ -93,6 +109,29 @@ class TestProblem(TestCase):
             "scaled_mm M=64 N=5120 K=5120 float8_e4m3fn(k) x float8_e4m3fn(k) -> "
             "bfloat16, scaling rowwise, accum exact",
         )
+
+        self.assertEqual(
+            grouped(Grouping.K).describe(),
+            "grouped_mm G=8 along k M=1024 N=4096 K=2048 bfloat16(k) x bfloat16(k) -> "
+            "bfloat16, scaling none, accum fast",
+        )
+
+    @parametrize(
+        "grouping,sizes",
+        [
+            (Grouping.M, (129, 20, 30)),
+            (Grouping.N, (1026, 3, 30)),
+            (Grouping.K, (1026, 20, 4)),
+            (Grouping.BATCH, (1026, 20, 30)),
+        ],
+    )
+    def test_average_group(self, grouping, sizes):
+        self.assertEqual(grouped(grouping, 1026, 20, 30).group_sizes, sizes)
+        self.assertEqual(mm().group_sizes, (512, 4096, 2048))
+
+    def test_offsets_come_with_a_ragged_dimension(self):
+        ragged = [g.value for g in Grouping if grouped(g).has_offsets]
+        self.assertEqual(ragged, ["m", "n", "k"])
 
     def test_equal_problems_hash_alike(self):
         self.assertEqual(hash(fp8()), hash(fp8()))

@@ -56,6 +56,8 @@ def build_kernel(
     status = schedule.validate(problem, arch)
     if not status:
         return status
+    if problem.is_grouped:
+        return Status.no(f"no template for a GEMM grouped by {problem.grouping.value}")
     inline = build_dense_gemm(problem, schedule, arch)
     result = run_pipeline(inline, arch.required_roles, schedule.shared_loop)
     if isinstance(result, Status):

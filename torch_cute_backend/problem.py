@@ -3,6 +3,23 @@
 ``D = epilogue(A @ B)``, A is (M, K), B is (K, N) handed over as (N, K), D is (M, N).
 Scales and bias are part of the epilogue graph. A frozen value: two equal problems get
 the same kernel.
+
+A grouped problem is G products in one launch; :class:`Grouping` says which operands
+hold the groups one after the other (a ragged dimension, whose ends the int32 tensor
+``offsets`` of G elements holds) and which are stacked:
+
+=======  =======  =======  =======  ============  ============
+         A        B        D        ROW input     COL input
+=======  =======  =======  =======  ============  ============
+M        (m,K)    (G,N,K)  (m,N)    (m)           (G,N)
+N        (G,M,K)  (n,K)    (M,n)    (G,M)         (n)
+K        (M,k)    (N,k)    (G,M,N)  (G*M)         (G*N)
+BATCH    (G,M,K)  (G,N,K)  (G,M,N)  (G,M)         (G,N)
+=======  =======  =======  =======  ============  ============
+
+Group g covers ``offsets[g - 1]`` (0 for the first) up to ``offsets[g]`` of the ragged
+dimension (small letter), which is read on the device. A group may be empty: of K, its
+D is zero. What lies beyond the last offset is neither read nor written.
 """
 
 from __future__ import annotations
@@ -34,14 +51,25 @@ class Accum(str, Enum):
     EXACT = "exact"
 
 
+class Grouping(str, Enum):
+    """How the groups of a grouped GEMM lie in memory; see the module's text."""
+
+    NONE = "none"
+    M = "m"
+    N = "n"
+    K = "k"
+    BATCH = "batch"
+
+
 @dataclass(frozen=True)
 class GemmProblem:
-    """One GEMM with its epilogue.
+    """One GEMM, or one group of GEMMs, with its epilogue.
 
     Attributes:
-        op: the ATen op it came from: ``"mm"``, ``"addmm"`` or ``"scaled_mm"``.
+        op: the ATen op it came from, one of :data:`OPS`.
         m, n, k: sizes in elements; hints where they are dynamic. The kernel takes the
-            sizes at run time, so they steer the schedule, not the code.
+            sizes at run time, so they steer the schedule, not the code. The ragged
+            dimension of a grouped problem counts all groups together.
         a_dtype, b_dtype: operand element types.
         a_major, b_major: which mode of A (M, K) and of B (N, K) has stride 1.
         scaling: ``"none"``, ``"tensorwise"`` or ``"rowwise"``: names table rows; the
@@ -50,6 +78,9 @@ class GemmProblem:
         epilogue: what is done to the fp32 accumulator, and the outputs' dtypes.
         out_aligned: every output's base and row pitch are multiples of 16 bytes, so
             it can be written by TMA.
+        grouping: which dimension the groups divide, if any.
+        groups: how many groups to expect; the kernel takes their number from its
+            arguments.
     """
 
     op: str
@@ -64,6 +95,26 @@ class GemmProblem:
     accum: Accum = Accum.FAST
     epilogue: EpilogueGraph = field(default_factory=EpilogueGraph.identity)
     out_aligned: bool = True
+    grouping: Grouping = Grouping.NONE
+    groups: int = 1
+
+    @property
+    def is_grouped(self) -> bool:
+        return self.grouping is not Grouping.NONE
+
+    @property
+    def has_offsets(self) -> bool:
+        """Does the kernel take the groups' ends, as it does unless all are equal?"""
+        return self.grouping in (Grouping.M, Grouping.N, Grouping.K)
+
+    @property
+    def group_sizes(self) -> tuple[int, int, int]:
+        """M, N and K of a group of average size, at least 1 each."""
+        sizes = {"m": self.m, "n": self.n, "k": self.k}
+        if self.has_offsets:
+            ragged = self.grouping.value
+            sizes[ragged] = -(-sizes[ragged] // max(self.groups, 1))
+        return sizes["m"], sizes["n"], sizes["k"]
 
     @property
     def out_dtype(self) -> DType:
@@ -72,9 +123,12 @@ class GemmProblem:
 
     @property
     def family(self) -> str:
-        """Table family, ``dtype-scaling``, as in ``"fp8-rowwise"`` or ``"bf16"``."""
+        """Table family, ``dtype-scaling-grouping`` without what there is none of, as in
+        ``"fp8-rowwise"``, ``"bf16"`` or ``"fp8-rowwise-grouped-m"``."""
         name = self.a_dtype.family
-        return name if self.scaling == "none" else f"{name}-{self.scaling}"
+        if self.scaling != "none":
+            name += f"-{self.scaling}"
+        return f"{name}-grouped-{self.grouping.value}" if self.is_grouped else name
 
     def with_epilogue(self, epilogue: EpilogueGraph) -> GemmProblem:
         """The same GEMM with another epilogue (Inductor fuses consumers this way)."""
@@ -82,8 +136,11 @@ class GemmProblem:
 
     def describe(self) -> str:
         """One line: op, sizes, dtypes, majors, scaling."""
+        groups = ""
+        if self.is_grouped:
+            groups = f"G={self.groups} along {self.grouping.value} "
         return (
-            f"{self.op} M={self.m} N={self.n} K={self.k} "
+            f"{self.op} {groups}M={self.m} N={self.n} K={self.k} "
             f"{self.a_dtype}({self.a_major.value}) x {self.b_dtype}"
             f"({self.b_major.value}) -> {self.out_dtype}, scaling {self.scaling}, "
             f"accum {self.accum.value}"
@@ -122,9 +179,32 @@ class GemmProblem:
                     f"{contiguous_b} are not multiples of {sixteen}",
                 ),
             )
+            & self._check_groups()
             & self.epilogue.validate()
         )
 
+    def _check_groups(self) -> Status:
+        """Do op, grouping, scaling and dtypes belong together?"""
+        if not self.is_grouped:
+            return Status.check(
+                (self.op not in GROUPED_OPS, f"{self.op} without a grouping"),
+                (self.groups == 1, f"{self.groups} groups without a grouping"),
+            )
+        fp8, scaled = self.a_dtype.is_fp8, self.op == "scaled_grouped_mm"
+        return Status.check(
+            (
+                self.op in GROUPED_OPS or self.op not in OPS,
+                f"{self.op} cannot be grouped along {self.grouping.value}",
+            ),
+            (self.groups > 0, f"{self.groups} groups"),
+            (scaled == fp8, f"{self.op} of {self.a_dtype}"),
+            (
+                self.scaling == ("rowwise" if scaled else "none"),
+                f"{self.op} with scaling {self.scaling}",
+            ),
+        )
 
-OPS = ("mm", "addmm", "scaled_mm")
+
+GROUPED_OPS = ("grouped_mm", "scaled_grouped_mm")
+OPS = ("mm", "addmm", "scaled_mm", *GROUPED_OPS)
 SCALINGS = ("none", "tensorwise", "rowwise")

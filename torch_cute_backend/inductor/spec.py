@@ -21,10 +21,10 @@ from torch_cute_backend.epilogue.graph import (
     InputKind,
 )
 from torch_cute_backend.errors import CacheError, CuteBackendError
-from torch_cute_backend.problem import Accum, GemmProblem, Major
+from torch_cute_backend.problem import Accum, GemmProblem, Grouping, Major
 from torch_cute_backend.schedule import GemmSchedule
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,8 @@ def _problem_to_json(problem: GemmProblem) -> dict[str, Any]:
         "accum": problem.accum.value,
         "epilogue": _graph_to_json(problem.epilogue),
         "out_aligned": problem.out_aligned,
+        "grouping": problem.grouping.value,
+        "groups": problem.groups,
     }
 
 
@@ -122,6 +124,8 @@ def _problem_from_json(row: dict[str, Any]) -> GemmProblem:
         accum=Accum(row["accum"]),
         epilogue=_graph_from_json(row["epilogue"]),
         out_aligned=row["out_aligned"],
+        grouping=Grouping(row["grouping"]),
+        groups=row["groups"],
     )
 
 
