@@ -45,7 +45,7 @@ def main() -> int:
     sources = {cache_key(source): source for source in slots.values()}
     missing = {k: s for k, s in sources.items() if cache.load(k) is None}
     print(f"{len(sources)} kernels, {len(missing)} to compile", flush=True)
-    failed = _compile(missing, cache, args.workers, args.budget)
+    failed = compile_missing(missing, cache, args.workers, args.budget)
     if args.prune:
         _prune(cache, set(sources))
     listed = {e.key: Listed(e.key, e.name, e.gate.reasons) for e in cache.entries()}
@@ -114,7 +114,7 @@ def _sources(
                 yield slot, built.source
 
 
-def _compile(
+def compile_missing(
     missing: dict[str, KernelSource],
     cache: KernelCache,
     workers: int,

@@ -1,13 +1,17 @@
 """CPU tensors and fp32 references for our generated kernels, to simulate them with.
 
 Integer-valued operands keep every sum exact, so that outputs must agree bit for bit;
-scales are powers of two for the same reason. Outputs start as NaN.
+scales are powers of two for the same reason. Outputs start as NaN. The values come from
+a hash in integer arithmetic, so that one seed means the same data under every version
+of torch and on every machine.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from torch_cute_backend.build import KernelBuild
@@ -62,29 +66,59 @@ class Operands:
         return worst
 
 
+class Draw:
+    """Reproducible values: each call hashes its own counter with the seed."""
+
+    def __init__(self, seed: int, fractions: bool = False) -> None:
+        self._seed = seed
+        self._calls = 0
+        self._fractions = fractions
+
+    def integers(self, low: int, high: int, shape: tuple[int, ...]) -> torch.Tensor:
+        """Uniform integers in [low, high) as float32."""
+        self._calls += 1
+        start = (self._seed * 0x9E3779B9 + self._calls * 0x7F4A7C15) & 0xFFFFFFFF
+        bits = np.arange(math.prod(shape), dtype=np.uint32)
+        bits *= np.uint32(0x9E3779B1)
+        bits ^= np.uint32(start)
+        for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+            bits ^= bits >> np.uint32(shift)
+            bits *= np.uint32(factor)
+        values = (bits % np.uint32(high - low)).astype(np.float32)
+        return torch.from_numpy(values).view(shape) + low
+
+    def elements(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """Operand elements: integers from -2 to 2, or multiples of 2^-12 below 2."""
+        if self._fractions:
+            return self.integers(-8191, 8192, shape) / 4096
+        return self.integers(-2, 3, shape)
+
+
 def _matrix(
-    rows: int, cols: int, major: Major, dtype: torch.dtype, gen: torch.Generator
+    rows: int, cols: int, major: Major, dtype: torch.dtype, draw: Draw
 ) -> torch.Tensor:
-    """Small integers; the row pitch is a multiple of 16 elements, as TMA needs."""
+    """The row pitch is a multiple of 16 elements, as TMA needs."""
     shape = (rows, cols) if major is Major.K else (cols, rows)
     pitch = -(-shape[1] // 16) * 16
-    data = torch.randint(-2, 3, (shape[0], pitch), generator=gen).to(dtype)[
-        :, : shape[1]
-    ]
+    data = draw.elements((shape[0], pitch)).to(dtype)[:, : shape[1]]
     return data if major is Major.K else data.t()
 
 
-def make(build: KernelBuild, m: int, n: int, k: int, seed: int = 0) -> Operands:
-    """Operands of a kernel for run-time sizes."""
-    gen = torch.Generator().manual_seed(seed)
+def make(
+    build: KernelBuild, m: int, n: int, k: int, seed: int = 0, fractions: bool = False
+) -> Operands:
+    """Operands of a kernel for run-time sizes; with ``fractions`` not only integers,
+    so that sums round.
+    """
+    draw = Draw(seed, fractions)
     problem: GemmProblem = build.problem
     graph = problem.epilogue
-    a = _matrix(m, k, problem.a_major, getattr(torch, problem.a_dtype.name), gen)
-    b = _matrix(n, k, problem.b_major, getattr(torch, problem.b_dtype.name), gen)
+    a = _matrix(m, k, problem.a_major, getattr(torch, problem.a_dtype.name), draw)
+    b = _matrix(n, k, problem.b_major, getattr(torch, problem.b_dtype.name), draw)
     named = {"a": a, "b": b}
     for entry in graph.inputs:
         named[entry.name] = _input(
-            entry.kind, m, n, getattr(torch, entry.dtype.name), gen
+            entry.kind, m, n, getattr(torch, entry.dtype.name), draw
         )
     references = dict(
         zip((o.name for o in graph.outputs), evaluate(graph, a, b, named), strict=True)
@@ -105,7 +139,7 @@ def make(build: KernelBuild, m: int, n: int, k: int, seed: int = 0) -> Operands:
 
 
 def _input(
-    kind: InputKind, m: int, n: int, dtype: torch.dtype, gen: torch.Generator
+    kind: InputKind, m: int, n: int, dtype: torch.dtype, draw: Draw
 ) -> torch.Tensor:
     shape = {
         InputKind.SCALAR: (1,),
@@ -113,7 +147,7 @@ def _input(
         InputKind.COL: (n,),
         InputKind.FULL: (m, n),
     }[kind]
-    values = torch.exp2(torch.randint(-1, 2, shape, generator=gen).float())
+    values = torch.exp2(draw.integers(-1, 2, shape))
     return values.to(dtype)
 
 

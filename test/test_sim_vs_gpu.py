@@ -1,0 +1,146 @@
+"""Comparison of simulator and GPU: sizes, data, verdicts, and the committed results."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from pathlib import Path
+
+import torch
+from torch.testing._internal.common_utils import (
+    TestCase,
+    instantiate_parametrized_tests,
+    parametrize,
+    run_tests,
+)
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parent))
+
+import sim_vs_gpu
+from case_runs import HOPPER, padding_kept, runs, span_of
+
+from torch_cute_backend.runtime import gemm
+from torch_cute_backend.sim import gemm_case
+from torch_cute_backend.sim.child import SimChild
+
+COMMITTED = sim_vs_gpu.RESULTS / "sim_vs_gpu.sim.jsonl"
+AGAIN = ("tensorwise_bias", "bf16_mn", "m32_kept_direct", "cluster_1x2")
+
+
+class TestData(TestCase):
+    def test_same_everywhere(self):
+        """Digests hold for every torch, numpy and machine, or a comparison is void."""
+        draw = gemm_case.Draw(3)
+        first = [-2, 0, -2, 2, -2, -2, -2, 0, -2, 1, 2, 2]
+        second = [-2, 0, 2, -1, 0, 0, 0, -1, -2, 1, -1, -2]
+        self.assertEqual(draw.integers(-2, 3, (12,)).tolist(), first)
+        self.assertEqual(draw.integers(-2, 3, (12,)).tolist(), second)
+        values = draw.integers(-2, 3, (5000,))
+        counts = torch.bincount(values.long() + 2, minlength=5).tolist()
+        self.assertTrue(all(900 < count < 1100 for count in counts), str(counts))
+
+    def test_fractions_are_not_integers(self):
+        values = gemm_case.Draw(0, fractions=True).elements((1000,))
+        self.assertGreater(int((values != values.round()).sum()), 900)
+        self.assertLess(float(values.abs().max()), 2.0)
+
+    def test_spans_keep_padding(self):
+        build = next(c for c in HOPPER if c.name == "tensorwise_bias").build()
+        operands = gemm_case.make(build, 65, 72, 128)
+        (out,) = operands.outputs.values()
+        self.assertEqual(out.stride(), (80, 1))
+        self.assertEqual(span_of(out).numel(), 64 * 80 + 72)
+        self.assertTrue(padding_kept(operands))
+        span_of(out)[75] = 1
+        self.assertFalse(padding_kept(operands))
+
+
+class TestRuns(TestCase):
+    @parametrize("index", range(len(HOPPER)))
+    def test_entry_takes_the_sizes(self, index):
+        case = HOPPER[index]
+        build = case.build()
+        s = build.schedule
+        tails, short, many = runs(build)
+        self.assertGreater(tails.k, s.ab_stages * s.tile_k)
+        self.assertLess(short.k, s.ab_stages * s.tile_k)
+        for run in (tails, many):
+            tiles = -(-run.m // s.tile_m) * -(-run.n // s.tile_n)
+            self.assertGreaterEqual(tiles, 2 * run.num_ctas, str(run))
+            self.assertNotEqual(run.m % s.tile_m, 0)
+        for run in runs(build):
+            operands = gemm_case.make(build, *run.sizes)
+            for arg, tensor in zip(build.source.args, operands.tensors, strict=True):
+                self.assertIsNone(gemm._problem(arg, tensor), f"{case} {run}")
+
+
+class TestCompare(TestCase):
+    def rows(self):
+        rows = sim_vs_gpu.read(COMMITTED)
+        return rows, copy.deepcopy(rows)
+
+    def test_same(self):
+        rows, other = self.rows()
+        verdict = sim_vs_gpu.compare(rows, other)
+        self.assertEqual(verdict["different"], [])
+        self.assertEqual(
+            verdict["rows_identical"], sum(r["data"] == "integers" for r in rows)
+        )
+
+    @parametrize("field", ["outputs", "inputs", "source_sha256"])
+    def test_a_difference_is_named(self, field):
+        rows, other = self.rows()
+        row = next(r for r in other if r["data"] == "integers")
+        row[field] = {"d": "0"} if field == "outputs" else "0"
+        (found,) = sim_vs_gpu.compare(rows, other)["different"]
+        self.assertIn(row["case"], found)
+        self.assertIn(field, found)
+
+    def test_a_missing_row_is_a_difference(self):
+        rows, other = self.rows()
+        del other[0]
+        (found,) = sim_vs_gpu.compare(rows, other)["different"]
+        self.assertIn("only on one side", found)
+
+    def test_fractions_may_differ_in_outputs_only(self):
+        rows, other = self.rows()
+        row = next(r for r in other if r["data"] == "fractions")
+        row["outputs"] = {"d": "0"}
+        self.assertEqual(sim_vs_gpu.compare(rows, other)["different"], [])
+        row["inputs"] = "0"
+        self.assertEqual(len(sim_vs_gpu.compare(rows, other)["different"]), 1)
+
+
+class TestCommitted(TestCase):
+    def test_simulated_rows(self):
+        rows = sim_vs_gpu.read(COMMITTED)
+        integers = [r for r in rows if r["data"] == "integers"]
+        self.assertGreaterEqual(len({r["source_sha256"] for r in integers}), 25)
+        for row in integers:
+            self.assertTrue(row["exact"] or row["worst"] < 1e-6, row["case"])
+            self.assertEqual(row["findings"], 0, row["case"])
+            self.assertTrue(row["tiles_written_once"], row["case"])
+
+    def test_simulating_again_gives_the_same_bytes(self):
+        """Exact results do not depend on the kernel, so they outlive its text."""
+        committed = {
+            (r["case"], r["label"], r["data"]): r for r in sim_vs_gpu.read(COMMITTED)
+        }
+        with SimChild() as child:
+            for case in (c for c in HOPPER if c.name in AGAIN):
+                build = case.build()
+                run = runs(build)[0]
+                row = sim_vs_gpu.row_of(
+                    case, build, run, False, sim_vs_gpu.simulator(child)
+                )
+                old = committed[case.name, run.label, "integers"]
+                for field in ("m", "n", "k", "num_ctas", "inputs", "outputs"):
+                    self.assertEqual(row[field], old[field], f"{case} {field}")
+
+
+instantiate_parametrized_tests(TestRuns)
+instantiate_parametrized_tests(TestCompare)
+
+if __name__ == "__main__":
+    run_tests()
