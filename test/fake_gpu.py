@@ -250,6 +250,9 @@ def _inductor_hooks(
         get_current_target=_constant(target),
         get_current_device=_constant(0),
         get_device_interface=_constant(torch.cuda),
+        utils=SimpleNamespace(
+            get_device_properties=_constant({"max_shared_mem": 232448})
+        ),
     )
     yield type(triton.runtime.driver), "active", driver
     # The attention patterns build real tensors on the GPU.

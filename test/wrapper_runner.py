@@ -15,12 +15,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from grouped_reference import grouped_product
 
 from torch_cute_backend.build import KernelBuild, build_kernel
 from torch_cute_backend.codegen.source import TensorArg
 from torch_cute_backend.epilogue.graph import EpilogueGraph, InputKind
 from torch_cute_backend.epilogue.ops import op_class
 from torch_cute_backend.inductor.spec import KernelSpec
+from torch_cute_backend.problem import GemmProblem
 
 
 class ReferenceGemm:
@@ -42,12 +44,26 @@ class ReferenceGemm:
             raise AssertionError("kernel is not the one that was planned")
         self.launched.append(build.source.name)
         check_arguments(build.source.args, tensors)
+        if self.spec.problem.is_grouped:
+            run_grouped(self.spec.problem, tensors)
+            return
         a, b, *rest = tensors
         graph = self.spec.problem.epilogue
         outputs, inputs = rest[: len(graph.outputs)], rest[len(graph.outputs) :]
         values = evaluate(graph, a.float() @ b.float().t(), inputs)
         for output, value in zip(outputs, values, strict=True):
             output.copy_(cast(value, output.dtype))
+
+
+def run_grouped(problem: GemmProblem, tensors: Sequence[torch.Tensor]) -> None:
+    """A grouped GEMM with rowwise scales or none; writes what its groups cover."""
+    a, b, out, *rest = tensors
+    offsets = rest.pop() if problem.has_offsets else None
+    kinds = [i.kind for i in problem.epilogue.inputs]
+    if problem.epilogue != EpilogueGraph.linear(problem.out_dtype, *kinds):
+        raise AssertionError(f"epilogue {problem.epilogue} of a grouped GEMM")
+    value = grouped_product(problem.grouping, a, b, rest, offsets)
+    out.copy_(torch.where(value.isnan(), out.float(), value))
 
 
 def cast(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -23,8 +23,10 @@ from torch_cute_backend.arch import ArchSpec
 from torch_cute_backend.build import KernelBuild
 from torch_cute_backend.errors import CuteBackendError
 from torch_cute_backend.inductor import compat, lowering, reasons, timing
+from torch_cute_backend.inductor.grouped import grouped_request
 from torch_cute_backend.inductor.request import GemmRequest, OpCall, gemm_request
 from torch_cute_backend.inductor.views import View, unwrap
+from torch_cute_backend.problem import GROUPED_OPS
 from torch_cute_backend.runtime import device, validated
 from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.status import Status
@@ -113,7 +115,7 @@ class CuteCaller(TritonTemplateCaller):  # type: ignore[misc]
 
     def _operands(self) -> tuple[View, ...]:
         r = self.candidate.request
-        return (r.a, r.b, *r.epilogue.inputs)
+        return (r.a, r.b, *r.epilogue.inputs, *r.tail)
 
     def precompile(self) -> None:
         """Compile in a child process; Inductor calls this from a thread pool and drops
@@ -132,9 +134,7 @@ class CuteCaller(TritonTemplateCaller):  # type: ignore[misc]
         buffers[request.out.name] = out
         status = timing.time_source(
             self.candidate.build.source,
-            (request.a, request.b),
-            (request.out,),
-            request.epilogue.inputs,
+            request.arguments(request.epilogue),
             buffers,
             request.device,
         )
@@ -191,7 +191,8 @@ def _choices(call: OpCall, choices: Sequence[Any]) -> list[CuteCaller] | Status:
     if not status:
         return status
     nodes = _input_nodes(call, choices)
-    request = gemm_request(call, nodes)
+    grouped = call.op in GROUPED_OPS
+    request = (grouped_request if grouped else gemm_request)(call, nodes)
     if isinstance(request, Status):
         return request
     layout = _layout(request, choices)
@@ -217,12 +218,13 @@ def _input_nodes(call: OpCall, choices: Sequence[Any]) -> list[Any]:
     if call.op == "addmm":
         *_, mat1, mat2, bias = mm_args(named["mat1"], named["mat2"], named["input"])
         return [bias, mat1, mat2]
-    operands = [named[k] for k in ("a", "b", "scale_a", "scale_b", "bias")]
-    return list(realize_inputs(*(x for x in operands if x is not None)))
+    names = ("a", "b", "scale_a", "scale_b", "bias", "offs")
+    operands = [x for x in (named.get(k) for k in names) if x is not None]
+    return list(realize_inputs(*operands))
 
 
 def _layout(request: GemmRequest, choices: Sequence[Any]) -> ir.Layout | Status:
-    """The output's layout: row-major and fixed, as the other choices have it."""
+    """The output's layout: rows in order and fixed, as the other choices have it."""
     out = request.out
     fixed = ir.FixedLayout(
         request.device, out.dtype, list(out.size), list(out.stride), 0
@@ -264,20 +266,14 @@ def _checked_build(
     result = build.build_kernel(request.problem, schedule, arch)
     if isinstance(result, Status):
         return result
-    operands = (request.a, request.b)
-    status = check_arguments(result, operands, (request.out,), request.epilogue.inputs)
+    status = check_arguments(result, request.arguments(request.epilogue))
     status = status and validated.usable(request.problem, schedule, arch, index)
     return result if status else status
 
 
-def check_arguments(
-    result: KernelBuild,
-    operands: Sequence[View],
-    outputs: Sequence[View],
-    inputs: Sequence[View],
-) -> Status:
+def check_arguments(result: KernelBuild, views: Sequence[View]) -> Status:
     """Do these views meet the kernel's entry, for every size of the graph?"""
-    args, views = result.source.args, (*operands, *outputs, *inputs)
+    args = result.source.args
     if len(args) != len(views):
         raise CuteBackendError(f"kernel of {len(args)} tensors, {len(views)} given")
     status = Status.ok()

@@ -1,8 +1,9 @@
 """Wrapped lowerings: they tell :mod:`choice` which op is being lowered.
 
-Each entry of Inductor's lowering table for mm, addmm and _scaled_mm is replaced by a
-function that calls it with a ContextVar set. Compilation runs in several threads
-(autograd compiles backward graphs in its own), hence a ContextVar and no global.
+Each entry of Inductor's lowering table for mm, addmm, _scaled_mm, _grouped_mm and
+_scaled_grouped_mm is replaced by a function that calls it with a ContextVar set.
+Compilation runs in several threads (autograd compiles backward graphs in its own),
+hence a ContextVar and no global.
 """
 
 from __future__ import annotations
@@ -33,6 +34,11 @@ _SCALED_V2 = (
     *("a", "b", "scale_a", "recipe_a", "swizzle_a", "scale_b", "recipe_b"),
     *("swizzle_b", "bias", "out_dtype", "contraction_dim", "use_fast_accum"),
 )
+_GROUPED = ("a", "b", "offs", "bias", "out_dtype")
+_SCALED_GROUPED = (
+    *("a", "b", "scale_a", "scale_b", "offs", "bias"),
+    *("scale_result", "out_dtype", "use_fast_accum"),
+)
 
 OPS: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
     (aten.mm, "mm", _MM),
@@ -43,6 +49,8 @@ OPS: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
     (aten.addmm.dtype, "addmm", _ADDMM),
     (aten._scaled_mm.default, "scaled_mm", _SCALED),
     (aten._scaled_mm_v2.default, "scaled_mm_v2", _SCALED_V2),
+    (aten._grouped_mm.default, "grouped_mm", _GROUPED),
+    (aten._scaled_grouped_mm.default, "scaled_grouped_mm", _SCALED_GROUPED),
 )
 """Keys of Inductor's lowering table, the op's name here, its positional arguments."""
 

@@ -21,7 +21,7 @@ from torch_cute_backend.inductor.choice import Candidate, Render, check_argument
 from torch_cute_backend.inductor.epilogue import BoundEpilogue, fuse
 from torch_cute_backend.inductor.spec import KernelSpec, Variant
 from torch_cute_backend.inductor.views import View
-from torch_cute_backend.problem import GemmProblem
+from torch_cute_backend.problem import GemmProblem, Grouping
 from torch_cute_backend.runtime import device, validated
 from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.status import Status
@@ -29,7 +29,7 @@ from torch_cute_backend.tuning import lookup
 from torch_cute_backend.tuning.fit import refit
 
 M_LIMITS: tuple[int | None, ...] = (64, 256, 1024, None)
-"""Upper ends of the ranges of M that may get kernels of their own."""
+"""Upper ends of the ranges of M (of a group) that may get kernels of their own."""
 _LARGE_M = 4096
 """M that stands for the last range."""
 
@@ -55,8 +55,7 @@ class Plan:
     @property
     def views(self) -> tuple[View, ...]:
         """Kernel arguments in order."""
-        request = self.candidate.request
-        return (request.a, request.b, *self.epilogue.outputs, *self.epilogue.inputs)
+        return self.candidate.request.arguments(self.epilogue)
 
 
 def make_plan(
@@ -79,7 +78,7 @@ def make_plan(
         return base
     written = [buffer.get_name(), *(node.get_name() for node in consumers)]
     removed = tuple(name for name in written if removable(name))
-    epilogue = fuse(base, written[0], consumers, lambda name: name not in removed)
+    epilogue = _fused(candidate, base, consumers, removed)
     if isinstance(epilogue, Status):
         return epilogue
     problem = replace(
@@ -96,6 +95,25 @@ def make_plan(
     )
     spec = KernelSpec(candidate.arch, problem, variants)
     return Plan(candidate, spec, tuple(b for _, b in builds), epilogue, removed)
+
+
+def _fused(
+    candidate: Candidate,
+    base: BoundEpilogue,
+    consumers: Sequence[Any],
+    removed: Sequence[str],
+) -> BoundEpilogue | Status:
+    """``base`` followed by ``consumers``.
+
+    A grouped kernel leaves rows beyond the last offset alone; a consumer fused into it
+    would too, though it may give such rows a value (``where(valid, y, 0)``).
+    """
+    if not candidate.request.problem.is_grouped:
+        name = base.outputs[0].name
+        return fuse(base, name, consumers, lambda x: x not in removed)
+    if consumers:
+        return Status.no("epilogue: consumers of a grouped GEMM are not fused")
+    return base
 
 
 def keep_variants(plan: Plan, usable: Sequence[Status]) -> Plan | Status:
@@ -117,21 +135,20 @@ def _bound_to(epilogue: BoundEpilogue, buffer: Any) -> BoundEpilogue | Status:
     """``epilogue`` with its output in ``buffer``, whose rows may have been padded or
     placed inside a concatenation since the lowering."""
     out, layout = epilogue.outputs[0], buffer.get_layout()
-    if not compat.known_equal(layout.stride[1], 1):
+    if not compat.known_equal(layout.stride[-1], 1):
         return Status.no(f"output of strides {tuple(layout.stride)}")
-    stride = (layout.stride[0], 1)
+    stride = (*layout.stride[:-1], 1)
     bound = View(buffer.get_name(), out.dtype, out.size, stride, 0)
     return replace(epilogue, outputs=(bound,))
 
 
 def _is_aligned(view: View) -> bool:
-    """Do base and rows start at multiples of 16 bytes, as TMA stores need?"""
+    """Do base and rows start and end at multiples of 16 bytes, as TMA stores need?"""
     unit = max(16 // view.dtype.itemsize, 1)
     layout = V.graph.get_buffer(view.name).get_layout()
     inside = layout.view.get_layout().offset if _is_inside(layout) else 0
-    return all(
-        compat.known_multiple(x, unit) for x in (view.stride[0], view.offset, inside)
-    )
+    steps = (*view.stride[:-1], view.size[-1], view.offset, inside)
+    return all(compat.known_multiple(x, unit) for x in steps)
 
 
 def _is_inside(layout: Any) -> bool:
@@ -148,11 +165,14 @@ def _variants(
     if not compat.is_dynamic(candidate.request.m):
         return [(None, own)]
     result: list[tuple[int | None, KernelBuild]] = []
-    home = next(x for x in M_LIMITS if x is None or problem.m <= x)
-    for limit in M_LIMITS:
+    groups = problem.groups if problem.grouping is Grouping.M else 1
+    limits = [None if x is None else x * groups for x in M_LIMITS]
+    home = next(x for x in limits if x is None or problem.m <= x)
+    for limit in limits:
         built: KernelBuild | Status = own
         if limit != home:
-            built = _build_for(candidate, problem, epilogue, limit or _LARGE_M)
+            m = limit or _LARGE_M * groups
+            built = _build_for(candidate, problem, epilogue, m)
         kernel = built if isinstance(built, KernelBuild) else own
         if result and result[-1][1].source.sha256 == kernel.source.sha256:
             result.pop()
@@ -185,7 +205,6 @@ def _build(
     result = build.build_kernel(problem, schedule, candidate.arch)
     if isinstance(result, Status):
         return result
-    request = candidate.request
-    operands = (request.a, request.b)
-    status = check_arguments(result, operands, epilogue.outputs, epilogue.inputs)
+    views = candidate.request.arguments(epilogue)
+    status = check_arguments(result, views)
     return result if status else status

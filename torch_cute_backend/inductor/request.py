@@ -52,6 +52,8 @@ class GemmRequest:
             over benchmark tensors.
         device: where it runs.
         m: M, symbolic if it is dynamic.
+        tail: what the kernel takes after the epilogue's inputs (a grouped GEMM's
+            offsets).
         must_decide: other choices would give another result, so none may compete.
     """
 
@@ -64,10 +66,15 @@ class GemmRequest:
     device: torch.device
     m: Size
     must_decide: bool = False
+    tail: tuple[View, ...] = ()
 
     @property
     def out(self) -> View:
         return self.epilogue.outputs[0]
+
+    def arguments(self, epilogue: BoundEpilogue) -> tuple[View, ...]:
+        """What the kernel of this request with ``epilogue`` is called with."""
+        return (self.a, self.b, *epilogue.outputs, *epilogue.inputs, *self.tail)
 
 
 @dataclass(frozen=True)
@@ -88,7 +95,7 @@ def gemm_request(call: OpCall, nodes: Sequence[Any]) -> GemmRequest | Status:
         nodes: ``[a, b]`` for mm, ``[input, a, b]`` for addmm and ``[a, b, scale_a,
             scale_b(, bias)]`` for scaled_mm: the order of torch 2.11 to 2.14.
     """
-    environment = _check_environment(nodes)
+    environment = check_environment(nodes)
     if not environment:
         return environment
     views = []
@@ -103,7 +110,7 @@ def gemm_request(call: OpCall, nodes: Sequence[Any]) -> GemmRequest | Status:
     return _build(call, operands, nodes[0].get_device(), [v.name for v in views])
 
 
-def _check_environment(nodes: Sequence[Any]) -> Status:
+def check_environment(nodes: Sequence[Any]) -> Status:
     devices = {node.get_device() for node in nodes}
     sizes = [s for node in nodes for s in (*node.get_size(), *node.get_stride())]
     return Status.check(
@@ -146,14 +153,14 @@ def _build(
     )
     if not status:
         return status
-    a_major, b_major = _major(a, "A"), _major(b, "B")
+    a_major, b_major = major_of(a, "A"), major_of(b, "B")
     if isinstance(a_major, Status) or isinstance(b_major, Status):
-        return _both(a_major, b_major)
-    out_dtype = DTYPES.get(_name(call.get("out_dtype", a.dtype)))
+        return both_reasons(a_major, b_major)
+    out_dtype = DTYPES.get(dtype_name(call.get("out_dtype", a.dtype)))
     if (
         out_dtype is None
-        or _name(a.dtype) not in DTYPES
-        or _name(b.dtype) not in DTYPES
+        or dtype_name(a.dtype) not in DTYPES
+        or dtype_name(b.dtype) not in DTYPES
     ):
         return Status.no(f"dtypes {a.dtype} x {b.dtype} -> {call.get('out_dtype')}")
     epilogue = _epilogue(call, operands, out_dtype, m, n)
@@ -166,8 +173,8 @@ def _build(
         m=compat.hint(m),
         n=compat.hint(n),
         k=compat.hint(k),
-        a_dtype=DTYPES[_name(a.dtype)],
-        b_dtype=DTYPES[_name(b.dtype)],
+        a_dtype=DTYPES[dtype_name(a.dtype)],
+        b_dtype=DTYPES[dtype_name(b.dtype)],
         a_major=a_major,
         b_major=b_major,
         scaling=scaling,
@@ -182,8 +189,8 @@ def _build(
     return GemmRequest(
         f"aten.{call.op}",
         problem,
-        _normal(a, a_major),
-        _normal(b, b_major),
+        normal_pitch(a, a_major),
+        normal_pitch(b, b_major),
         epilogue,
         tuple(dict.fromkeys(names)),
         device,
@@ -192,11 +199,11 @@ def _build(
     )
 
 
-def _name(dtype: torch.dtype | None) -> str:
+def dtype_name(dtype: torch.dtype | None) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _both(a: Major | Status, b: Major | Status) -> Status:
+def both_reasons(a: Major | Status, b: Major | Status) -> Status:
     status = Status.ok()
     for x in (a, b):
         if isinstance(x, Status):
@@ -204,14 +211,15 @@ def _both(a: Major | Status, b: Major | Status) -> Status:
     return status
 
 
-def _major(view: View, what: str) -> Major | Status:
-    """Which mode has stride 1, for a view (outer, K).
+def major_of(view: View, what: str) -> Major | Status:
+    """Which mode has stride 1, for a view (outer, K) or (groups, outer, K).
 
     Overlapping rows (a pitch shorter than a row) are refused: TMA is given a pitch, and
     an expanded operand has none.
     """
-    for major, inner in ((Major.K, 1), (Major.MN, 0)):
-        outer = 1 - inner
+    last = len(view.size) - 1
+    for major, inner in ((Major.K, last), (Major.MN, last - 1)):
+        outer = 2 * last - 1 - inner
         pitch, extent = view.stride[outer], view.size[inner]
         if not compat.known_equal(view.stride[inner], 1):
             continue
@@ -222,13 +230,14 @@ def _major(view: View, what: str) -> Major | Status:
     return Status.no(f"{what} has strides {view.stride}: no row of unit stride")
 
 
-def _normal(view: View, major: Major) -> View:
+def normal_pitch(view: View, major: Major) -> View:
     """Give a single row the pitch of a dense one: its own pitch means nothing."""
-    outer = 0 if major is Major.K else 1
+    last = len(view.size) - 1
+    inner, outer = (last, last - 1) if major is Major.K else (last - 1, last)
     if not compat.known_equal(view.size[outer], 1):
         return view
     stride = list(view.stride)
-    stride[outer] = view.size[1 - outer]
+    stride[outer] = view.size[inner]
     return View(view.name, view.dtype, view.size, tuple(stride), view.offset)
 
 
@@ -252,7 +261,7 @@ class _Epilogue:
 
     def load(self, name: str, kind: InputKind, view: View) -> int:
         self.inputs.append(view)
-        return self.builder.input(name, kind, DTYPES[_name(view.dtype)])
+        return self.builder.input(name, kind, DTYPES[dtype_name(view.dtype)])
 
 
 def _epilogue(
@@ -357,7 +366,7 @@ def _apply_bias(
 
 def _load_bias(e: _Epilogue, bias: View, m: Size, n: Size) -> int | Status:
     """Load a bias by its strides, which alone tell (N,), (M, 1) and (M, N) apart."""
-    if _name(bias.dtype) not in DTYPES or DTYPES[_name(bias.dtype)].is_fp8:
+    if dtype_name(bias.dtype) not in DTYPES or DTYPES[dtype_name(bias.dtype)].is_fp8:
         return Status.no(f"bias of {bias.dtype}")
     if len(bias.size) == 1:
         size: tuple[Size, ...] = (m, bias.size[0])

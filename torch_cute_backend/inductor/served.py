@@ -77,7 +77,7 @@ def _by_m(
     *bounded, last = kernels
 
     def run(*tensors: Any, stream: int) -> None:
-        m = tensors[0].shape[0]
+        m = tensors[0].shape[-2]
         for kernel, limit in zip(bounded, limits, strict=True):
             if m <= limit:
                 kernel(*tensors, ctas)

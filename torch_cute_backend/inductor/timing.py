@@ -61,19 +61,16 @@ def compiled(sources: Sequence[KernelSource]) -> list[Status]:
 
 def time_source(
     source: KernelSource,
-    operands: Sequence[View],
-    outputs: Sequence[View],
-    inputs: Sequence[View],
+    views: Sequence[View],
     buffers: Mapping[str, torch.Tensor],
     device: torch.device,
 ) -> float | Status:
     """Milliseconds of one launch, or why it could not be timed.
 
     Args:
-        operands, outputs, inputs: views in the kernel's order; sizes as traced.
+        views: the kernel's arguments in order; sizes as traced.
         buffers: example tensors by buffer name; missing ones are made here.
     """
-    views = (*operands, *outputs, *inputs)
     layouts = [(v.name, v.dtype, v.hints()) for v in views]
     return time_layouts(source, layouts, buffers, device)
 

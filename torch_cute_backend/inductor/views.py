@@ -36,8 +36,10 @@ class View:
     offset: Size = 0
 
     def transposed(self) -> View:
-        """The 2-D view with its dimensions exchanged."""
-        size, stride = self.size[::-1], self.stride[::-1]
+        """The view with its last two dimensions exchanged."""
+        order = (*range(len(self.size) - 2), -1, -2)
+        size = tuple(self.size[i] for i in order)
+        stride = tuple(self.stride[i] for i in order)
         return View(self.name, self.dtype, size, stride, self.offset)
 
     def text(self) -> str:
