@@ -5,6 +5,8 @@ from __future__ import annotations
 import types
 
 import torch
+from build_helper import grouped as grouped_problem
+from build_helper import mm
 from torch.testing._internal.common_utils import (
     TestCase,
     instantiate_parametrized_tests,
@@ -16,7 +18,8 @@ from torch_cute_backend.arch import SM90
 from torch_cute_backend.codegen.source import TensorArg
 from torch_cute_backend.dtypes import BFLOAT16, E4M3, FLOAT32
 from torch_cute_backend.errors import UserError
-from torch_cute_backend.runtime import gemm
+from torch_cute_backend.problem import Grouping
+from torch_cute_backend.runtime import gemm, grouped
 
 A = TensorArg("a", BFLOAT16, ("m", "k"), 1, divisibility=8)
 A_MN = TensorArg("a", BFLOAT16, ("m", "k"), 0, divisibility=8)
@@ -100,7 +103,7 @@ class TestFit(TestCase):
 class TestDevices(TestCase):
     def test_cpu_tensors_are_refused(self):
         source = types.SimpleNamespace(name="gemm", args=(A, A, D))
-        build = types.SimpleNamespace(source=source, arch=SM90)
+        build = types.SimpleNamespace(source=source, arch=SM90, problem=mm())
         with self.assertRaisesRegex(UserError, "one CUDA device, got cpu"):
             gemm.run(build, matrix(4, 32), matrix(32, 16))
         with self.assertRaisesRegex(UserError, "one CUDA device, got cpu"):
@@ -108,12 +111,61 @@ class TestDevices(TestCase):
         with self.assertRaisesRegex(UserError, "must be matrices"):
             gemm.run(build, matrix(4, 32), matrix(32, 16)[None])
 
+    def test_each_run_has_its_kernels(self):
+        dense = types.SimpleNamespace(problem=mm())
+        one = types.SimpleNamespace(problem=grouped_problem())
+        with self.assertRaisesRegex(UserError, "use grouped.run"):
+            gemm.run(one, matrix(4, 32), matrix(32, 16))
+        with self.assertRaisesRegex(UserError, "use gemm.run"):
+            grouped.run(dense, matrix(4, 32), matrix(32, 16))
+
     def test_fp8_dtype(self):
         arg = TensorArg("a", E4M3, ("m", "k"), 1, divisibility=16)
         self.assertIs(gemm.torch_dtype(arg), torch.float8_e4m3fn)
 
 
+ENDS = torch.zeros(3, dtype=torch.int32)
+A2, A3 = torch.zeros(8, 16), torch.zeros(3, 8, 16)
+B2, B3 = torch.zeros(16, 24), torch.zeros(3, 16, 24)
+BAD_GROUPS = {
+    "one_dimension": (Grouping.M, A2, B2, ENDS, "a 3-D b, got 2-D and 2-D"),
+    "stacked": (Grouping.N, A2, B2, ENDS, "need a 3-D a and a 2-D b"),
+    "missing": (Grouping.M, A2, B3, None, "groups along m need offsets"),
+    "needless": (Grouping.BATCH, A3, B3, ENDS, "a batch takes no offsets"),
+    "too_many": (Grouping.M, A2, B3, torch.cat([ENDS, ENDS]), "6 groups, but an op"),
+    "too_few": (Grouping.N, A3, B2, ENDS[:2], "2 groups, but an operand holds 3"),
+    "batches": (Grouping.BATCH, A3, B3[:2], None, "3 groups, but an operand holds 2"),
+    "int64": (Grouping.K, A2, B2, ENDS.long(), "offsets are torch.int64"),
+    "float": (Grouping.K, A2, B2, ENDS.float(), "offsets are torch.float32"),
+    "matrix": (Grouping.K, A2, B2, ENDS[None], "must be a dense vector"),
+    "strided": (Grouping.K, A2, B2, torch.cat([ENDS, ENDS])[::2], "must be a dense"),
+}
+
+
+class TestGroups(TestCase):
+    @parametrize("name", sorted(BAD_GROUPS))
+    def test_refused(self, name):
+        *arguments, words = BAD_GROUPS[name]
+        with self.assertRaisesRegex(UserError, words):
+            grouped.sizes_of(*arguments)
+
+    @parametrize(
+        "grouping,a,b,offsets",
+        [
+            (Grouping.M, A2, B3, ENDS),
+            (Grouping.N, A3, B2, ENDS),
+            (Grouping.K, A2, B2, ENDS),
+            (Grouping.BATCH, A3, B3, None),
+        ],
+    )
+    def test_sizes(self, grouping, a, b, offsets):
+        sizes = grouped.sizes_of(grouping, a, b, offsets)
+        expected = {"m": 8, "n": 24, "k": 16, "g": 3, "gm": 24, "gn": 72}
+        self.assertEqual(sizes, expected)
+
+
 instantiate_parametrized_tests(TestFit)
+instantiate_parametrized_tests(TestGroups)
 
 if __name__ == "__main__":
     run_tests()

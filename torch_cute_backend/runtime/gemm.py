@@ -3,7 +3,8 @@
 In: a ``KernelBuild`` and tensors. Out: the kernel's outputs. This is where the entry
 point's holes are closed for eager callers (see ``launch``): empty sizes, negated views,
 gradients, foreign devices, strides and alignments that TMA cannot take. Code generated
-by Inductor calls the kernel itself and closes them when lowering.
+by Inductor calls the kernel itself and closes them when lowering. Grouped GEMMs have
+their own ``run`` in :mod:`grouped`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch_cute_backend.runtime.launch import Kernel, load_kernel
 if TYPE_CHECKING:
     from torch_cute_backend.build import KernelBuild
 
-_K_PADDING = 64
+K_PADDING = 64
 """Columns of zeros that stand for an empty K."""
 
 
@@ -64,15 +65,18 @@ def run(
     Raises:
         UserError: a tensor does not fit the kernel; the message names it.
     """
+    if build.problem.is_grouped:
+        raise UserError("the kernel is of a grouped GEMM; use grouped.run")
     if b.dim() != 2 or a.dim() != 2:
         raise UserError(f"a and b must be matrices, got {a.dim()}-D and {b.dim()}-D")
-    _check_devices(build, (a, b, *inputs))
+    check_devices(build, (a, b, *inputs))
     m, n = a.shape[0], b.shape[1]
     if m == 0 or n == 0:
-        return tuple(out) if out is not None else _allocate(build, m, n, a.device)
+        sizes = {"m": m, "n": n}
+        return tuple(out) if out is not None else allocate(build, sizes, a.device)
     if a.shape[1] == 0 and b.shape[0] == 0:
         # An empty sum is 0, which a K of zeros gives too.
-        a, b = a.new_zeros(m, _K_PADDING), b.new_zeros(n, _K_PADDING).t()
+        a, b = a.new_zeros(m, K_PADDING), b.new_zeros(n, K_PADDING).t()
     with torch.cuda.device(a.device):
         return bind(build, a, b, *inputs, out=out, num_ctas=num_ctas)()
 
@@ -90,22 +94,46 @@ def bind(
     Raises:
         UserError: as :func:`run`.
     """
-    m, n, k = a.shape[0], b.shape[1], a.shape[1]
-    sizes = {"m": m, "n": n, "k": k}
-    _check_devices(build, (a, b, *inputs, *(out or ())))
+    sizes = {"m": a.shape[0], "n": b.shape[1], "k": a.shape[1]}
+    return arrange(build, a, b.t(), inputs, out, sizes, num_ctas)
+
+
+def arrange(
+    build: KernelBuild,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    inputs: Sequence[torch.Tensor],
+    out: Sequence[torch.Tensor] | None,
+    sizes: dict[str, int],
+    num_ctas: int | None,
+    tail: Sequence[torch.Tensor] = (),
+) -> Launch:
+    """The launch on these tensors, checked and fitted.
+
+    Args:
+        b: (N, K), as the kernel takes it.
+        sizes: value of every symbol of the kernel's parameters.
+        tail: arguments after the epilogue's inputs, which are never copied.
+
+    Raises:
+        UserError: as :func:`run`.
+    """
+    check_devices(build, (a, b, *inputs, *(out or ()), *tail))
     args = build.source.args
     outputs = [arg for arg in args if arg.output]
-    extras = [arg for arg in args[2:] if not arg.output]
+    last = args[len(args) - len(tail) :]
+    extras = [arg for arg in args[2 : len(args) - len(tail)] if not arg.output]
     if len(inputs) != len(extras) or (out is not None and len(out) != len(outputs)):
         raise UserError(
             f"{build.source.name} takes {len(extras)} epilogue input(s) and "
             f"{len(outputs)} output(s), got {len(inputs)} and "
             f"{len(outputs) if out is None else len(out)}"
         )
-    results = tuple(out) if out is not None else _allocate(build, m, n, a.device)
-    tensors = [fit(args[0], a, sizes), fit(args[1], b.t(), sizes)]
+    results = tuple(out) if out is not None else allocate(build, sizes, a.device)
+    tensors = [fit(args[0], a, sizes), fit(args[1], b, sizes)]
     tensors += [require(arg, t, sizes) for arg, t in zip(outputs, results, strict=True)]
     tensors += [fit(arg, t, sizes) for arg, t in zip(extras, inputs, strict=True)]
+    tensors += [require(arg, t, sizes) for arg, t in zip(last, tail, strict=True)]
     if num_ctas is None:
         num_ctas = device.sm_count(device.device_index(a.device))
     if num_ctas < 1:
@@ -114,7 +142,7 @@ def bind(
     return Launch(function, (*tensors, num_ctas), results)
 
 
-def _check_devices(build: KernelBuild, tensors: Sequence[torch.Tensor]) -> None:
+def check_devices(build: KernelBuild, tensors: Sequence[torch.Tensor]) -> None:
     for tensor in tensors:
         if tensor.device.type != "cuda" or tensor.device != tensors[0].device:
             places = ", ".join(dict.fromkeys(str(t.device) for t in tensors))
@@ -127,14 +155,19 @@ def _check_devices(build: KernelBuild, tensors: Sequence[torch.Tensor]) -> None:
         raise UserError(f"the kernel is for {build.arch.name}, the device is {found}")
 
 
-def _allocate(
-    build: KernelBuild, m: int, n: int, place: torch.device
+def allocate(
+    build: KernelBuild, sizes: dict[str, int], place: torch.device
 ) -> tuple[torch.Tensor, ...]:
+    """Outputs without content."""
     return tuple(
-        torch.empty(m, n, dtype=torch_dtype(arg), device=place)
+        torch.empty(shape_of(arg, sizes), dtype=torch_dtype(arg), device=place)
         for arg in build.source.args
         if arg.output
     )
+
+
+def shape_of(arg: TensorArg, sizes: dict[str, int]) -> tuple[int, ...]:
+    return tuple(int(s) if s.isdigit() else sizes[s] for s in arg.shape)
 
 
 def torch_dtype(arg: TensorArg) -> torch.dtype:
@@ -164,7 +197,8 @@ def fit(arg: TensorArg, tensor: torch.Tensor, sizes: dict[str, int]) -> torch.Te
 def require(
     arg: TensorArg, tensor: torch.Tensor, sizes: dict[str, int]
 ) -> torch.Tensor:
-    """As :func:`fit` for an output, which cannot be copied."""
+    """As :func:`fit` for what cannot be copied: an output, offsets that a graph's
+    replays read anew."""
     if tensor.is_neg() or tensor.is_conj():
         raise UserError(f"{arg.name} is a negated or conjugated view")
     viewed = _normal_strides(arg, _shaped(arg, tensor.detach(), sizes))
@@ -180,7 +214,7 @@ def _shaped(
     """Check dtype and shape; (M, 1), (1, N) and 0-D inputs become 1-D."""
     if tensor.dtype != torch_dtype(arg):
         raise UserError(f"{arg.name} is {tensor.dtype}, expected torch.{arg.dtype}")
-    shape = tuple(int(s) if s.isdigit() else sizes[s] for s in arg.shape)
+    shape = shape_of(arg, sizes)
     if len(shape) == 1 and tensor.dim() != 1 and tensor.numel() == shape[0]:
         tensor = tensor.reshape(-1)
     if tuple(tensor.shape) != shape:
