@@ -285,16 +285,21 @@ class TestHelp(TestCase):
         )
         self.assertEqual(done.stdout, "[]\n")
 
-    def test_choices_match_the_package(self):
-        from torch_cute_backend.arch import ARCHS
-        from torch_cute_backend.problem import OPS
-
-        self.assertEqual(cli.ARCHS, tuple(ARCHS))
-        self.assertEqual(cli.OPS, OPS)
+    @parametrize("registry", ["ARCHS", "SCHEDULERS"])
+    def test_choices_come_from_the_registries(self, registry):
+        entries = getattr(cli, registry)
+        with (
+            mock.patch.dict(entries, {"one_more": next(iter(entries.values()))}),
+            contextlib.redirect_stdout(io.StringIO()) as out,
+            self.assertRaises(SystemExit),
+        ):
+            cli.build_parser().parse_args(["explain", "--help"])
+        self.assertIn("one_more", out.getvalue())
 
 
 instantiate_parametrized_tests(TestMistakes)
 instantiate_parametrized_tests(TestExplain)
+instantiate_parametrized_tests(TestHelp)
 
 if __name__ == "__main__":
     run_tests()

@@ -13,14 +13,15 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from torch_cute_backend.arch import ARCHS
 from torch_cute_backend.cli import bench_args
 from torch_cute_backend.errors import CuteBackendError, UserError
+from torch_cute_backend.problem import GROUPED_OPS, OPS, SCALINGS, Accum, Major
+from torch_cute_backend.schedulers import SCHEDULERS
 from torch_cute_backend.version import __version__
 
 PROGRAM = "torch-cute"
-OPS = ("mm", "addmm", "scaled_mm")
-ARCHS = ("sm_90a", "sm_100a")
-SCHEDULERS = ("static_persistent", "single_tile")
+DENSE_OPS = tuple(op for op in OPS if op not in GROUPED_OPS)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -97,20 +98,22 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add_problem(parser: argparse.ArgumentParser) -> None:
     """Arguments that describe a GEMM and its schedule; see ``cli.problem``."""
-    parser.add_argument("op", choices=OPS, metavar="OP", help=", ".join(OPS))
+    parser.add_argument(
+        "op", choices=DENSE_OPS, metavar="OP", help=", ".join(DENSE_OPS)
+    )
     for size in "mnk":
         parser.add_argument(f"--{size}", type=_positive, required=True)
     parser.add_argument(
         "--dtype", help="of A and B (bfloat16; scaled_mm: float8_e4m3fn)"
     )
     parser.add_argument("--out-dtype", default="bfloat16")
-    parser.add_argument("--scaling", choices=("none", "tensorwise", "rowwise"))
-    parser.add_argument("--accum", choices=("fast", "exact"), default="fast")
-    parser.add_argument("--a-major", choices=("k", "mn"), default="k")
-    parser.add_argument("--b-major", choices=("k", "mn"), default="k")
+    parser.add_argument("--scaling", choices=SCALINGS)
+    for name, values in (("accum", Accum), ("a-major", Major), ("b-major", Major)):
+        known = [v.value for v in values]
+        parser.add_argument(f"--{name}", choices=known, default=known[0])
     parser.add_argument("--bias", action="store_true", help="a bias of N elements")
     parser.add_argument("--arch", help=f"{', '.join(ARCHS)} (default: the GPU's)")
-    parser.add_argument("--scheduler", choices=SCHEDULERS)
+    parser.add_argument("--scheduler", choices=tuple(SCHEDULERS))
     parser.add_argument("--shared-loop", choices=("auto", "keep", "inline"))
     parser.add_argument("--schedule", metavar="JSON", help="a whole schedule, as JSON")
 
