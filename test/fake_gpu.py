@@ -197,6 +197,7 @@ def _our_hooks() -> Iterator[tuple[Any, str, Any]]:
     from torch_cute_backend.runtime import validated
     from torch_cute_backend.status import Status
 
+    yield timing, "warm", _constant(None)
     yield timing, "prefetch", _constant(None)
     yield timing, "compiled", lambda sources: [Status.ok()] * len(sources)
     yield validated, "usable", _constant(Status.ok())

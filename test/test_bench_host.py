@@ -105,6 +105,11 @@ class TestPickTime(TestCase):
             "kernels": ["cute_scaled_mm"],
             "cutlass_imported": False,
             "environment": FACTS,
+            "phases": [
+                ["compile", "cute_scaled_mm", 0.5, 1.25],
+                ["choices", "scaled_mm", 0.25, 0.001],
+            ],
+            "inductor": {"GraphLowering.run": 2.5},
         }
 
     def test_every_way_runs_cold_then_warm_in_the_same_folders(self):
@@ -115,12 +120,12 @@ class TestPickTime(TestCase):
             return self.reply(5.0 if len(seen) % 2 else 1.0)
 
         written, _ = self.run_with(child)
-        self.assertEqual(len(seen), 6)
-        self.assertEqual(written, 12)
+        self.assertEqual(len(seen), 8)
+        self.assertEqual(written, 16)
         key = config.PREFIX + "CACHE_DIR"
         for cold, warm in zip(seen[::2], seen[1::2], strict=True):
             self.assertEqual(cold, warm)
-        self.assertEqual(len({e[key] for e in seen}), 3)
+        self.assertEqual(len({e[key] for e in seen}), 4)
         rows = results.read(self.out)
         first = {
             (r["provider"], r["protocol"]): r["us"]
@@ -143,6 +148,9 @@ class TestPickTime(TestCase):
         self.assertEqual([found[w][on] for w in (OURS, f"stock+{OURS}")], ["1", "1"])
         self.assertEqual(found[OURS][backends], "ATEN,TORCH_CUTE")
         self.assertNotIn(backends, found["stock"])
+        early = config.PREFIX + "DECIDE_EARLY"
+        decides = [w for w, e in found.items() if e[early] == "1"]
+        self.assertEqual(decides, [f"{OURS}-decide"])
 
     def test_a_failure_skips_the_warm_run_only(self):
         calls = []
@@ -152,8 +160,17 @@ class TestPickTime(TestCase):
             return {"error": "exit code 1: boom"} if len(calls) == 1 else self.reply()
 
         written, said = self.run_with(child)
-        self.assertEqual((len(calls), written), (5, 8))
+        self.assertEqual((len(calls), written), (7, 12))
         self.assertIn("boom", said[0])
+
+    def test_rows_and_log_say_where_the_time_went(self):
+        _, said = self.run_with(lambda *_: self.reply())
+        self.assertIn("       0.50 s +  1.25  compile: cute_scaled_mm", said)
+        self.assertFalse([line for line in said if "choices" in line])
+        self.assertTrue([line for line in said if "torch: GraphLowering" in line])
+        for row in results.read(self.out):
+            first = row["protocol"].startswith("first-call")
+            self.assertEqual("phases" in row and "inductor" in row, first)
 
     def test_out_of_time(self):
         written, said = self.run_with(lambda *_: self.fail("ran"), budget_s=0.0)

@@ -20,7 +20,7 @@ import torch
 from runtime_kernels import scale_source, spill_source
 from torch.testing._internal.common_utils import TestCase, run_tests
 
-from torch_cute_backend import config
+from torch_cute_backend import config, phases
 from torch_cute_backend.errors import CacheError, CompileError
 from torch_cute_backend.runtime import compile as rt
 from torch_cute_backend.runtime import launch, pool, serial, toolchain
@@ -163,6 +163,45 @@ class TestPool(RuntimeTestCase):
         entries = [f.result(timeout=120) for f in futures]
         self.assertEqual(len({e.key for e in entries}), 3)
         self.assertEqual(len(compilers._children), 1)
+
+    def test_jobs_with_and_without_a_gate_share_one_compilation(self):
+        compilers = pool.CompilePool(workers=1)
+        self.addCleanup(compilers.close)
+        phases.clear()
+        gated = compilers.submit(spill_source())
+        ungated = compilers.submit(spill_source(), gate=False)
+        self.assertFalse(ungated.result(timeout=120).gate)
+        with self.assertRaisesRegex(CompileError, "spilled"):
+            gated.result(timeout=120)
+        again = compilers.submit(spill_source())
+        with self.assertRaisesRegex(CompileError, "spilled"):
+            again.result(timeout=120)
+        compiled = [p for p in phases.recorded() if p.name == "compile"]
+        self.assertEqual(len(compiled), 1)
+
+    def test_children_started_early_serve_the_jobs(self):
+        compilers = pool.CompilePool(workers=2)
+        self.addCleanup(compilers.close)
+        phases.clear()
+        compilers.warm(1)
+        compilers.warm(1)
+        entry = compilers.submit(scale_source()).result(timeout=120)
+        compilers.warm(9)
+        compilers._threads.shutdown(wait=True)
+        self.assertEqual(len(compilers._children), 2)
+        spans = [(p.name, p.detail) for p in phases.recorded()]
+        self.assertEqual([name for name, _ in spans].count("compiler start"), 2)
+        (compiled,) = [detail for name, detail in spans if name == "compile"]
+        self.assertRegex(compiled, rf"{entry.name}, \d+\.\d\d s in it")
+
+    def test_a_child_that_cannot_start_is_said_by_the_job(self):
+        compilers = pool.CompilePool(workers=1)
+        self.addCleanup(compilers.close)
+        with mock.patch.object(pool.sys, "executable", "/bin/false"):
+            compilers.warm(1)
+            future = compilers.submit(scale_source())
+            with self.assertRaisesRegex(CompileError, "the child process died"):
+                future.result(timeout=60)
 
     def test_timeout_kills_the_child(self):
         compilers = pool.CompilePool(workers=1, timeout_s=0.3)

@@ -11,13 +11,23 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from torch_cute_backend.errors import UserError
 
 PREFIX = "TORCH_CUTE_BACKEND_"
+
+
+_MOST_WORKERS = 4
+"""Candidates of one GEMM: more have nothing to do when the first one is compiled."""
+
+
+def default_workers() -> int:
+    """Half of the CPUs that this process may use, from 1 to :data:`_MOST_WORKERS`."""
+    cpus = len(os.sched_getaffinity(0))
+    return max(1, min(_MOST_WORKERS, cpus // 2))
 
 
 @dataclass(frozen=True)
@@ -27,7 +37,8 @@ class Config:
     Attributes:
         cache_dir: folder of compiled kernels (``CACHE_DIR``).
         compile_timeout_s: time limit of one kernel's compilation in a child process.
-        compile_workers: child processes that compile kernels side by side.
+        compile_workers: child processes that compile kernels side by side; by default
+            half the CPUs at hand, at most one a candidate.
         decide_early: take the kernel of a shape in the pretuned table at once, without
             benchmarking it against the other choices.
         self_test: run the golden self-test of a family that has no validation record
@@ -39,7 +50,7 @@ class Config:
 
     cache_dir: Path
     compile_timeout_s: float = 120.0
-    compile_workers: int = 2
+    compile_workers: int = field(default_factory=default_workers)
     decide_early: bool = False
     self_test: bool = True
     self_test_timeout_s: float = 20.0
@@ -90,10 +101,10 @@ def from_environ(environ: Mapping[str, str]) -> Config:
     """Build a :class:`Config`; a malformed variable is a ``UserError``."""
     defaults = Config(default_cache_dir(environ))
     changes = {}
-    for field, like in vars(defaults).items():
-        name = PREFIX + field.upper()
-        if environ.get(name):
-            changes[field] = _parse(name, environ[name], like)
+    for name, like in vars(defaults).items():
+        variable = PREFIX + name.upper()
+        if environ.get(variable):
+            changes[name] = _parse(variable, environ[variable], like)
     return replace(defaults, **changes)
 
 

@@ -1,8 +1,10 @@
 """Time to the first result of a compiled GEMM, each in a fresh process.
 
-Three ways: stock torch.compile, stock with our choices, and ours with ATen's only. Each
-runs twice on one set of cache folders: cold, then warm. As a module it is the process
-that measures; it prints one JSON line.
+Ways: ours with ATen's choices, stock torch.compile, stock with our choices, and ours
+taken from the table untimed. Each runs twice on one set of cache folders: cold, then
+warm. As a module it is the process that measures; it prints one JSON line. A row says
+where the time went: ``phases`` are ours, ``inductor`` are torch's own counters, which
+nest.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch_cute_backend import config
+from torch_cute_backend import config, phases
 from torch_cute_backend.bench.protocol import Timing
 from torch_cute_backend.bench.results import OURS
 from torch_cute_backend.bench.session import Deadline
@@ -29,6 +31,8 @@ SUITE = "pick-time"
 SHAPES = ((16, 4096, 4096), (64, 5120, 5120))
 TIMEOUT_S = 240.0
 _CALLS = 200
+_SHOWN_S = 0.01
+"""Spans and counters shorter than this are in no row."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +42,12 @@ class Way:
     provider: str
     enabled: bool
     backends: str | None = None
+    decide: bool = False
 
 
 WAYS = (
     Way(OURS, True, "ATEN,TORCH_CUTE"),
+    Way(f"{OURS}-decide", True, "ATEN,TORCH_CUTE", decide=True),
     Way("stock", False),
     Way(f"stock+{OURS}", True),
 )
@@ -84,7 +90,21 @@ def run(options: Options, say: Callable[[str], None] = print) -> int:
                         f"{reply['import_s']:.1f} s of imports, {reply['kernels']}, "
                         f"host {reply['host_us'][0]:.1f} µs | {deadline}"
                     )
+                    for line in timeline(reply):
+                        say(f"    {line}")
     return written
+
+
+def timeline(reply: dict[str, Any], most: int = 12) -> list[str]:
+    """Our spans and Inductor's largest counters as lines for a person to read."""
+    lines = [
+        f"{begin:7.2f} s +{seconds:6.2f}  {name}: {detail}"
+        for name, detail, begin, seconds in reply["phases"]
+        if seconds >= _SHOWN_S
+    ]
+    counters = sorted(reply["inductor"].items(), key=lambda pair: -pair[1])[:most]
+    lines += [f"          {s:7.2f}  torch: {name}" for name, s in counters]
+    return lines
 
 
 def child_environ(way: Way, folder: Path, kernels: Path | None) -> dict[str, str]:
@@ -95,6 +115,7 @@ def child_environ(way: Way, folder: Path, kernels: Path | None) -> dict[str, str
     environ["TRITON_CACHE_DIR"] = str(folder / "triton")
     environ[config.PREFIX + "CACHE_DIR"] = str(kernels or folder / "kernels")
     environ[config.PREFIX + "ENABLED"] = "1" if way.enabled else "0"
+    environ[config.PREFIX + "DECIDE_EARLY"] = "1" if way.decide else "0"
     if way.backends is not None:
         environ["TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS"] = way.backends
     return environ
@@ -141,6 +162,7 @@ def _record(
         protocol: Timing(first, first, first),
         protocol.replace("first-call", "compiled-call-host"): Timing(*reply["host_us"]),
     }
+    where = {k: reply[k] for k in ("phases", "inductor")}
     rows = [
         results.row(
             environment,
@@ -156,6 +178,7 @@ def _record(
             kernels=reply["kernels"],
             cutlass_imported=reply["cutlass_imported"],
             precompiled=reply["precompiled"],
+            **(where if name == protocol else {}),
         )
         for name, timing in timings.items()
     ]
@@ -190,9 +213,26 @@ def measure(shape: tuple[int, int, int]) -> dict[str, Any]:
         "first_s": round(first_s, 3),
         "host_us": _host_us(call, torch.cuda.synchronize),
         "kernels": _kernels(torch, call),
+        "phases": _phases(begin),
+        "inductor": _counters(torch),
         "cutlass_imported": "cutlass" in sys.modules,
         "environment": vars(results.environment()),
     }
+
+
+def _phases(begin: float) -> list[list[Any]]:
+    """Our spans: name, detail, start after ``begin``, seconds."""
+    return [
+        [p.name, p.detail, round(p.begin - begin, 3), round(p.seconds, 3)]
+        for p in phases.recorded()
+    ]
+
+
+def _counters(torch: Any) -> dict[str, float]:
+    """torch's own compile-time counters, seconds by name."""
+    metrics = torch._dynamo.utils.compilation_time_metrics
+    found = {str(name): round(sum(times), 3) for name, times in metrics.items()}
+    return {name: s for name, s in found.items() if s >= _SHOWN_S}
 
 
 def _host_us(call: Callable[[], object], wait: Callable[[], object]) -> list[float]:

@@ -17,6 +17,7 @@ from torch._inductor.custom_graph_pass import CustomGraphModulePass
 
 import torch_cute_backend
 from torch_cute_backend import config
+from torch_cute_backend.inductor import early
 from torch_cute_backend.runtime import toolchain
 from torch_cute_backend.version import __version__
 
@@ -43,17 +44,22 @@ def _dsl_version() -> str:
 
 
 class PluginPass(CustomGraphModulePass):  # type: ignore[misc]
-    """Changes no graph. ``inner`` is the pass that was registered before, if any."""
+    """Changes no graph. ``inner`` is the pass that was registered before, if any.
+
+    Both calls come before any lowering, so they also start the compilers.
+    """
 
     def __init__(self, inner: CustomGraphModulePass | None) -> None:
         self.inner = inner
 
     def __call__(self, gm: torch.fx.GraphModule) -> None:
+        early.on_graph(gm)
         if self.inner is not None:
             self.inner(gm)
 
     def uuid(self) -> Any | None:
         """None, which keeps Inductor from caching, if ``inner`` says so."""
+        early.on_key()
         settings = config.get()
         mine = (*plugin_id(), settings.enabled, settings.decide_early)
         if self.inner is None:

@@ -18,7 +18,7 @@ from torch._inductor import ir
 from torch._inductor.select_algorithm import TritonTemplateCaller
 from torch._inductor.virtualized import V
 
-from torch_cute_backend import build, config
+from torch_cute_backend import build, config, phases
 from torch_cute_backend.arch import ArchSpec
 from torch_cute_backend.build import KernelBuild
 from torch_cute_backend.errors import CuteBackendError
@@ -132,12 +132,13 @@ class CuteCaller(TritonTemplateCaller):  # type: ignore[misc]
         request = self.candidate.request
         buffers = dict(zip(request.inputs, args, strict=False))
         buffers[request.out.name] = out
-        status = timing.time_source(
-            self.candidate.build.source,
-            request.arguments(request.epilogue),
-            buffers,
-            request.device,
-        )
+        with phases.span("benchmark", self.candidate.build.source.name):
+            status = timing.time_source(
+                self.candidate.build.source,
+                request.arguments(request.epilogue),
+                buffers,
+                request.device,
+            )
         if isinstance(status, Status):
             step, problem = "benchmark", request.problem.describe()
             reasons.record(request.op, step, status, problem)
@@ -159,7 +160,8 @@ def offer(choices: list[Any]) -> list[Any]:
     if pending is None:
         return choices
     pending.offered = True
-    ours = _choices(pending.call, choices)
+    with phases.span("choices", pending.call.op):
+        ours = _choices(pending.call, choices)
     if isinstance(ours, Status):
         reasons.record(f"aten.{pending.call.op}", "lowering", ours)
         return choices

@@ -22,6 +22,7 @@ from torch._inductor.codegen.cuda_combined_scheduling import CUDACombinedSchedul
 from torch._inductor.virtualized import V
 from torch.utils._ordered_set import OrderedSet
 
+from torch_cute_backend import phases
 from torch_cute_backend.errors import CuteBackendError
 from torch_cute_backend.inductor import compat, reasons, timing
 from torch_cute_backend.inductor.choice import CuteCaller, Render
@@ -259,7 +260,8 @@ def _time_trial(text: str, path: str) -> float:
     ]
     device = torch.device("cuda", trial["device"])
     source = rebuild(spec, variant).source
-    ms = timing.time_layouts(source, layouts, {}, device)
+    with phases.span("benchmark fused", source.name):
+        ms = timing.time_layouts(source, layouts, {}, device)
     if isinstance(ms, Status):
         reasons.record("gemm", "benchmark", ms, spec.problem.describe())
         return math.inf

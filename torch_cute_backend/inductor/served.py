@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch_cute_backend import build
+from torch_cute_backend import build, phases
 from torch_cute_backend.build import KernelBuild
 from torch_cute_backend.errors import CacheError
 from torch_cute_backend.inductor.spec import KernelSpec, Variant
@@ -42,7 +42,8 @@ def load_gemm(text: str, device_index: int) -> Gemm:
     """
     spec = KernelSpec.from_json(text)
     ctas = device.sm_count(device_index)
-    kernels = [launch.load_kernel(rebuild(spec, v).source) for v in spec.variants]
+    with phases.span("wrapper's kernels", spec.problem.describe()):
+        kernels = [launch.load_kernel(rebuild(spec, v).source) for v in spec.variants]
     if len(kernels) == 1:
         return Gemm(spec, _single(kernels[0], ctas))
     limits = [v.up_to_m for v in spec.variants[:-1]]

@@ -8,12 +8,14 @@ kernel that found its weights there would look faster than it is.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch._dynamo.utils import preserve_rng_state
 
+from torch_cute_backend import phases
 from torch_cute_backend.codegen.source import KernelSource
 from torch_cute_backend.errors import CuteBackendError
 from torch_cute_backend.inductor.views import View
@@ -31,13 +33,19 @@ REPLAYS = 10
 Hints = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
+def warm(children: int) -> None:
+    """Start so many compiler processes without waiting for them."""
+    shared_pool().warm(children)
+
+
 def compile_source(source: KernelSource) -> None:
     """Compile in a child process unless it is cached.
 
     Raises:
         CompileError: the DSL or ptxas rejected it, a build gate failed, or time was up.
     """
-    shared_pool().submit(source).result()
+    with phases.span("wait for a compiler", source.name):
+        shared_pool().submit(source).result()
 
 
 def prefetch(sources: Sequence[KernelSource]) -> None:
@@ -48,6 +56,11 @@ def prefetch(sources: Sequence[KernelSource]) -> None:
 
 def compiled(sources: Sequence[KernelSource]) -> list[Status]:
     """Compile side by side in child processes; for each source ok, or why not."""
+    with phases.span("wait for compilers", f"{len(sources)} kernels"):
+        return _outcomes(sources)
+
+
+def _outcomes(sources: Sequence[KernelSource]) -> list[Status]:
     futures = [shared_pool().submit(source, gate=False) for source in sources]
     statuses = []
     for future in futures:
@@ -136,11 +149,7 @@ def _replay(launch_one: Callable[[int], Any]) -> float:
     """Shortest time of a launch over several replays of a graph, in milliseconds."""
     launch_one(0)
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    # Other threads compile and may allocate meanwhile: capture only this one.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        for i in range(LAUNCHES):
-            launch_one(i)
+    graph = _captured(launch_one)
     graph.replay()
     best = float("inf")
     for _ in range(REPLAYS):
@@ -152,3 +161,31 @@ def _replay(launch_one: Callable[[int], Any]) -> float:
         end.synchronize()
         best = min(best, begin.elapsed_time(end) / LAUNCHES)
     return best
+
+
+def _captured(launch_one: Callable[[int], Any]) -> torch.cuda.CUDAGraph:
+    """A graph of :data:`LAUNCHES` launches.
+
+    Not by ``torch.cuda.graph``, which collects garbage and empties the allocator's
+    cache each time: in a process of Inductor's size longer than all the rest here.
+    """
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    collects = gc.isenabled()
+    # CUDA memory that garbage frees meanwhile would spoil the capture.
+    gc.disable()
+    try:
+        with torch.cuda.stream(side):
+            # Other threads compile and may allocate meanwhile: capture only this one.
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                for i in range(LAUNCHES):
+                    launch_one(i)
+            finally:
+                graph.capture_end()
+    finally:
+        if collects:
+            gc.enable()
+    torch.cuda.current_stream().wait_stream(side)
+    return graph

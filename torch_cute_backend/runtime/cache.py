@@ -149,6 +149,13 @@ class KernelCache:
             if entry is not None:
                 yield entry
 
+    def is_empty(self) -> bool:
+        """Is no entry stored, intact or not? Reads one name of the folder at most."""
+        if not self._entries.is_dir():
+            return True
+        with os.scandir(self._entries) as names:
+            return next(names, None) is None
+
     def verify(self) -> dict[str, str]:
         """What is wrong, by entry folder name; empty if all is well."""
         problems = {}

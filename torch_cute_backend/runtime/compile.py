@@ -7,6 +7,7 @@ import cutlass; compiling does. ``pool`` compiles in child processes, with a tim
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import math
 import re
@@ -112,6 +113,21 @@ class CompiledKernel:
     options: str
     seconds: float
     ptx: str | None = None
+
+
+def import_compiler() -> float:
+    """Import what the first compilation in a process would: the seconds it took.
+
+    Raises:
+        CompileError: the DSL is missing or not of a supported version.
+    """
+    toolchain.require_dsl()
+    start = time.monotonic()
+    for name in ("cutlass.cute.runtime", "cutlass.pipeline", "cutlass.utils"):
+        importlib.import_module(name)
+    # What ``--enable-tvm-ffi`` needs; the DSL imports it late.
+    importlib.import_module("tvm_ffi")
+    return time.monotonic() - start
 
 
 def compile_options(source: KernelSource) -> str:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch_cute_backend import config
+from torch_cute_backend import config, phases
 from torch_cute_backend.codegen.source import KernelSource
 from torch_cute_backend.errors import CacheError
 from torch_cute_backend.runtime import toolchain
@@ -126,7 +126,8 @@ def _load(source: KernelSource | str, key: str) -> LoadedKernel:
         entry = shared_pool().submit(source, gate=False).result()
         if not entry.gate:
             log.warning("%s: %s", entry.name, entry.gate)
-    module, how = _open(entry)
+    with phases.span("load", entry.name):
+        module, how = _open(entry)
     function = getattr(module, entry.symbol)
     if config.get().count_launches:
         function = counted(function, entry.name)

@@ -1,9 +1,10 @@
 """Compile kernels in killable child processes; each job is a ``Future[CacheEntry]``.
 
-A child is started on first use, kept for later jobs, and killed with its process group
-when a job outlasts its time limit. Inductor's precompilation and the launcher both come
-here, so that a compiler that hangs or crashes takes nothing with it, and importing
-cutlass (seconds) does not happen in the user's process.
+A child is started on first use or ahead of it (:meth:`CompilePool.warm`), kept for
+later jobs, and killed with its process group when a job outlasts its time limit.
+Inductor's precompilation and the launcher both come here, so that a compiler that hangs
+or crashes takes nothing with it, and importing cutlass (seconds) does not happen in the
+user's process.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import logging
 import os
 import select
 import signal
@@ -22,11 +24,13 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from torch_cute_backend import config
+from torch_cute_backend import config, phases
 from torch_cute_backend.codegen.source import KernelSource
 from torch_cute_backend.errors import CompileError
 from torch_cute_backend.runtime import serial
 from torch_cute_backend.runtime.cache import CacheEntry, KernelCache, cache_key
+
+log = logging.getLogger(__name__)
 
 _CHILD = "torch_cute_backend.runtime.worker"
 _LOG_TAIL_BYTES = 1 << 16
@@ -140,13 +144,33 @@ class CompilePool:
         settings = config.get()
         self._timeout_s = timeout_s or settings.compile_timeout_s
         self._cache = cache if cache is not None else KernelCache()
+        self._workers = workers or settings.compile_workers
         self._threads = ThreadPoolExecutor(
-            workers or settings.compile_workers, thread_name_prefix="cute-compile"
+            self._workers, thread_name_prefix="cute-compile"
         )
         self._local = threading.local()
         self._lock = threading.Lock()
         self._children: list[WorkerProcess] = []
         self._running: dict[tuple[str, bool], Future[CacheEntry]] = {}
+        self._warmed = 0
+
+    def warm(self, children: int) -> None:
+        """Start up to so many children, which import the compiler at once; returns
+        without waiting for them. Safe to repeat: it only makes up the difference."""
+        with self._lock:
+            missing = min(children, self._workers) - self._warmed
+            self._warmed += max(0, missing)
+        for _ in range(missing):
+            self._threads.submit(self._warm_child)
+
+    def _warm_child(self) -> None:
+        """A job that ends when this thread's child can compile."""
+        with phases.span("compiler start"):
+            try:
+                self._child().call({"ready": True}, self._timeout_s)
+            except CompileError as error:
+                # The first real job says it again, to somebody who asked for it.
+                log.info("no compiler process: %s", error)
 
     def submit(self, source: KernelSource, *, gate: bool = True) -> Future[CacheEntry]:
         """Compile unless cached. The future raises ``CompileError`` or ``CacheError``.
@@ -156,33 +180,45 @@ class CompilePool:
                 ``setmaxnreg``), also a cached one.
         """
         key = cache_key(source)
-        job = (key, gate)
         with self._lock:
-            future = self._running.get(job)
+            future = self._running.get((key, gate))
             if future is None:
-                future = self._threads.submit(self._job, source, key, gate)
-                self._running[job] = future
-                future.add_done_callback(lambda _: self._running.pop(job, None))
+                future = self._start(source, key)
+                if gate:
+                    future = _gated(future, source)
+                    self._keep(future, key, gate)
         return future
 
-    def _job(self, source: KernelSource, key: str, gate: bool) -> CacheEntry:
-        entry = self._cache.load(key)
-        if entry is None:
-            entry = self._compile(source, key, gate)
-        if gate and not entry.gate:
-            raise CompileError(f"{source.name} ({source.arch}): {entry.gate}")
-        return entry
+    def _start(self, source: KernelSource, key: str) -> Future[CacheEntry]:
+        """The job without a gate, which those with one share. The lock is held."""
+        future = self._running.get((key, False))
+        if future is None:
+            future = self._threads.submit(self._job, source, key)
+            self._keep(future, key, False)
+        return future
 
-    def _compile(self, source: KernelSource, key: str, gate: bool) -> CacheEntry:
+    def _keep(self, future: Future[CacheEntry], key: str, gate: bool) -> None:
+        """Share ``future`` until it is done."""
+        self._running[key, gate] = future
+        future.add_done_callback(lambda _: self._running.pop((key, gate), None))
+
+    def _job(self, source: KernelSource, key: str) -> CacheEntry:
+        return self._cache.load(key) or self._compile(source, key)
+
+    def _compile(self, source: KernelSource, key: str) -> CacheEntry:
+        # Ungated: a refusal is stored too, and need not be found out again.
         request = {
             "source": serial.source_to_json(source),
             "cache_dir": str(self._cache.root),
-            "gate": gate,
+            "gate": False,
         }
+        begin = time.perf_counter()
         try:
             reply = self._child().call(request, self._timeout_s)
         except CompileError as error:
             raise CompileError(f"{source.name} ({source.arch}): {error}") from error
+        compiler_s = reply.get("seconds", 0.0)
+        phases.record("compile", f"{source.name}, {compiler_s:.2f} s in it", begin)
         if "error" in reply:
             raise CompileError(reply["error"])
         entry = self._cache.load(key)
@@ -209,6 +245,27 @@ class CompilePool:
             children, self._children = self._children, []
         for child in children:
             child.kill()
+
+
+def _gated(job: Future[CacheEntry], source: KernelSource) -> Future[CacheEntry]:
+    """``job``, failing where its kernel fails the build gate."""
+    gated: Future[CacheEntry] = Future()
+
+    def pass_on(done: Future[CacheEntry]) -> None:
+        if done.cancelled():
+            gated.cancel()
+            return
+        error = done.exception()
+        if error is None and not done.result().gate:
+            words = f"{source.name} ({source.arch}): {done.result().gate}"
+            error = CompileError(words)
+        if error is None:
+            gated.set_result(done.result())
+        else:
+            gated.set_exception(error)
+
+    job.add_done_callback(pass_on)
+    return gated
 
 
 _shared: dict[tuple[int, str], CompilePool] = {}

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from torch_cute_backend import config
+from torch_cute_backend import config, phases
 from torch_cute_backend.arch.spec import ArchSpec
 from torch_cute_backend.errors import CacheError, CuteBackendError
 from torch_cute_backend.problem import GemmProblem
@@ -154,7 +154,8 @@ def _stored_or_tested(
     if stored is not None:
         return stored
     request = self_test_request(problem, schedule, kernels.arch, index)
-    verdict = run_self_test(kernels, request)
+    with phases.span("self-test", str(kernels)):
+        verdict = run_self_test(kernels, request)
     _write(path, kernels, gpu, verdict)
     return verdict
 

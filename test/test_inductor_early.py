@@ -1,0 +1,103 @@
+"""When compiler processes start: before the first GEMM is lowered, and only then."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import torch
+from torch._inductor import config as inductor_config
+from torch.testing._internal.common_utils import TestCase, run_tests
+
+from torch_cute_backend import config
+from torch_cute_backend.arch import arch_spec
+from torch_cute_backend.inductor import early, timing
+from torch_cute_backend.inductor.cachekey import PluginPass
+from torch_cute_backend.runtime import device
+
+
+def graph(target: object) -> torch.fx.GraphModule:
+    built = torch.fx.Graph()
+    x = built.placeholder("x")
+    built.output(built.call_function(target, (x, x)))
+    return torch.fx.GraphModule(torch.nn.Module(), built)
+
+
+GEMM = graph(torch.ops.aten.mm.default)
+NO_GEMM = graph(torch.ops.aten.add.Tensor)
+
+
+class TestEarly(TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        self.root = Path(folder)
+        self.enterContext(config.patch(cache_dir=self.root, compile_workers=3))
+        self.warm = self.enterContext(mock.patch.object(timing, "warm"))
+        self.enterContext(inductor_config.patch(max_autotune=True))
+        self.patch_gpu(arch_spec("sm_90a"))
+
+    def patch_gpu(self, arch: object) -> None:
+        for owner, name, value in (
+            (torch.cuda, "is_initialized", True),
+            (device, "default_arch", arch),
+        ):
+            replaced = mock.patch.object(owner, name, return_value=value)
+            self.enterContext(replaced)
+
+    def fill_cache(self) -> None:
+        (self.root / "entries" / "some_key").mkdir(parents=True)
+
+    def started(self) -> list[int]:
+        return [call.args[0] for call in self.warm.call_args_list]
+
+    def test_an_empty_cache_starts_all_at_the_first_moment(self) -> None:
+        early.on_key()
+        self.assertEqual(self.started(), [3])
+
+    def test_a_filled_cache_waits_for_a_graph_that_is_new(self) -> None:
+        self.fill_cache()
+        early.on_key()
+        self.assertEqual(self.started(), [])
+        early.on_graph(GEMM)
+        self.assertEqual(self.started(), [1])
+
+    def test_the_pass_of_the_cache_key_tells_both_moments(self) -> None:
+        plugin = PluginPass(None)
+        plugin.uuid()
+        plugin(GEMM)
+        self.assertEqual(self.started(), [3, 3])
+
+    def test_not_for_a_graph_without_a_gemm(self) -> None:
+        early.on_graph(NO_GEMM)
+        self.assertEqual(self.started(), [])
+
+    def assert_off(self) -> None:
+        early.on_key()
+        early.on_graph(GEMM)
+        self.assertEqual(self.started(), [])
+
+    def test_not_without_max_autotune(self) -> None:
+        with inductor_config.patch(max_autotune=False, max_autotune_gemm=False):
+            self.assert_off()
+
+    def test_not_while_disabled(self) -> None:
+        with config.patch(enabled=False):
+            self.assert_off()
+
+    def test_not_for_a_gpu_without_kernels(self) -> None:
+        self.patch_gpu(None)
+        self.assert_off()
+
+    def test_not_where_our_backend_is_not_asked_for(self) -> None:
+        with inductor_config.patch(max_autotune_gemm_backends="ATEN"):
+            self.assert_off()
+
+    def test_cuda_is_not_initialised_for_it(self) -> None:
+        with mock.patch.object(torch.cuda, "is_initialized", return_value=False):
+            self.assert_off()
+
+
+if __name__ == "__main__":
+    run_tests()
