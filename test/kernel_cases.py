@@ -64,6 +64,10 @@ B128 = _s(128, 128, 64, 4, epi_stages=2, **TWO)
 SM90_GOLDEN = {
     "tensorwise_bias": (TENSORWISE, S64),
     "rowwise_exact": (fp8(accum=EXACT), _s(128, 128, 128, 6, epi_stages=2, **TWO)),
+    "exact_overlap": (
+        fp8(4096, 4096, 4096, accum=EXACT),
+        replace(S128, registers="moved", promotion="overlap"),
+    ),
     "rowwise_fp32_out": (fp8(out=FLOAT32), _s(64, 64, 128, 6, epi_n=32, epi_stages=2)),
     "rowwise_e4m3_out": (fp8(out=E4M3), S64),
     "bf16_kk": (mm(), B128),
@@ -91,6 +95,15 @@ SM90_MORE = {
     "accumulators_192": (fp8(4096), _s(64, 256, 128, 4, epi_n=32, epi_stages=2)),
     "exact_inline": (fp8(accum=EXACT), replace(S64, shared_loop="inline")),
     "exact_192": (fp8(4096, accum=EXACT), _s(64, 192, 128, 4, epi_n=32)),
+    "exact_moved_192": (
+        fp8(4096, accum=EXACT),
+        _s(128, 192, 128, 5, epi_n=32, registers="moved", **TWO),
+    ),
+    "exact_overlap_cluster": (
+        fp8(4096, accum=EXACT),
+        _s(64, 128, 128, 3, epi_n=32, cluster_m=2, promotion="overlap"),
+    ),
+    "moved": (fp8(4096), replace(WIDE, registers="moved")),
     "m16": (fp8(16, 4096, 4096), _s(16, 32, 128, 8)),
     "m8_inline": (mm(8), _s(8, 64, 64, 6, shared_loop="inline")),
     "m32_kept_direct": (

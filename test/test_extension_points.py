@@ -208,8 +208,9 @@ class TestTileScheduler(TestCase):
         loop = next(n for n in ast.walk(kernel) if isinstance(n, ast.While))
         lets = [n for n in loop.body if isinstance(n, (ast.Assign, ast.AugAssign))]
         found = []
+        divisors = {f"{name}_divisor": size for name, size in sizes.items()}
         for cluster in range(sizes["clusters"]):
-            scope = {**sizes, "tile_idx": cluster, "cluster_id": cluster}
+            scope = {**sizes, **divisors, "tile_idx": cluster, "cluster_id": cluster}
             while eval(ast.unparse(loop.test), scope):
                 for let in lets:
                     exec(ast.unparse(let), scope)

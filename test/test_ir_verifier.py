@@ -704,6 +704,20 @@ CASES = (
         "increase=False) in role load, expected whole warpgroups",
     ),
     Broken(
+        "register_counts",
+        "g_part_of_a_warpgroup_with_idle_warps",
+        lambda: replace(
+            inline90(),
+            prologue=(
+                SetRegisters(
+                    role=replace(ex.LOAD90, idle_warps=2), count=40, increase=False
+                ),
+                *inline90().prologue,
+            ),
+        ),
+        "increase=False) in role load, expected whole warpgroups",
+    ),
+    Broken(
         "ordering",
         "no_acquire_barrier",
         lambda: ex.without(omitted90(), NamedBarrierSync),

@@ -15,7 +15,15 @@ from torch_cute_backend.problem import GemmProblem
 from torch_cute_backend.schedulers import SCHEDULERS
 from torch_cute_backend.status import Status
 
-_TEXT_FIELDS = ("l2_policy", "scheduler", "raster", "store", "shared_loop")
+_TEXT_FIELDS = (
+    "l2_policy",
+    "scheduler",
+    "raster",
+    "store",
+    "registers",
+    "promotion",
+    "shared_loop",
+)
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,10 @@ class GemmSchedule:
         l2_policy: ``"normal"``, or ``"stream_b"`` where each CTA reads its own part of
             B once: L2 drops B first and keeps A.
         store: ``"tma"`` (through shared memory) or ``"direct"`` (predicated).
+        registers: ``"even"``: every warp has as many; ``"moved"``: the load warp's
+            warpgroup hands most of its registers to the math warps (sm_90a).
+        promotion: exact FP8 accumulation on wgmma: ``"wait"`` adds a k tile's sum
+            before the next one's MMA is issued, ``"overlap"`` while it runs.
         shared_loop: ``"auto"`` runs the loop-omission check, ``"keep"`` keeps the loop,
             ``"inline"`` prints the unpartitioned kernel.
     """
@@ -57,6 +69,8 @@ class GemmSchedule:
     group_m: int = 1
     l2_policy: str = "normal"
     store: str = "tma"
+    registers: str = "even"
+    promotion: str = "wait"
     shared_loop: str = "auto"
 
     @property
@@ -95,7 +109,9 @@ class GemmSchedule:
             text += f"_c{self.cluster_m}x{self.cluster_n}"
         if self.cta_group > 1:
             text += f"_{self.cta_group}cta"
-        return f"{text}_s{self.ab_stages}"
+        text += f"_s{self.ab_stages}"
+        extras = {"moved": self.registers, "overlap": self.promotion}
+        return text + "".join(f"_{k}" for k, v in extras.items() if k == v)
 
     def validate(self, problem: GemmProblem, arch: ArchSpec) -> Status:
         """Does this schedule fit the problem and the arch? Reasons name the numbers."""

@@ -24,6 +24,12 @@ MAX_ACCUMULATORS_PER_THREAD = {1: 192, 2: 128}
 """fp32 accumulators a thread may hold, by math warpgroups: its registers less addresses
 and epilogue. A thread of five warps has 255; of nine, 168, since one of the SM's four
 register files of 16384 then serves three warps."""
+MOVED_REGISTERS = {"load": 24, "math": 240}
+"""``setmaxnreg`` counts where the load warpgroup hands its registers to two math
+warpgroups: 128 * 24 + 256 * 240 of 65536."""
+MOVED_ACCUMULATORS = 192
+MOVED_PRESSURE = 215
+"""The same limits for threads of 240 registers."""
 MAX_EPILOGUE_PRESSURE = {1: 230, 2: 150}
 """What :func:`epilogue_pressure` may reach, by math warpgroups (ptxas of CUDA 13.0,
 rowwise with GELU, residuals and second outputs: 224 and 148 did not spill, 384 and 160
@@ -43,13 +49,22 @@ def epilogue_pressure(problem: GemmProblem, schedule: GemmSchedule, live: int) -
     return live + stored + elements * (2 * loads + direct + 2 * graph.costly)
 
 
+def accumulator_sets(problem: GemmProblem, schedule: GemmSchedule) -> int:
+    """Copies of a tile's sums in registers: exact FP8 adds those of a k tile, or of two
+    that take turns, to the tile's."""
+    if problem.accum.value != "exact" or not problem.a_dtype.is_fp8:
+        return 1
+    return 3 if schedule.promotion == "overlap" else 2
+
+
 @dataclass(frozen=True)
 class Sm90Spec(ArchSpec):
     """See :class:`ArchSpec`."""
 
     def threads(self, schedule: GemmSchedule) -> int:
-        """The math warpgroups and one TMA load warp."""
-        return WARPGROUP_THREADS * schedule.math_warpgroups + WARP_THREADS
+        """The math warpgroups and one TMA load warp, or its whole warpgroup."""
+        load = WARPGROUP_THREADS if schedule.registers == "moved" else WARP_THREADS
+        return WARPGROUP_THREADS * schedule.math_warpgroups + load
 
     def staged_rows(self, schedule: GemmSchedule) -> int:
         """A wgmma reads 64 rows; a lower tile is padded with zeros."""
@@ -62,14 +77,26 @@ class Sm90Spec(ArchSpec):
         accumulators = (
             self.staged_rows(s) * s.tile_n // (WARPGROUP_THREADS * s.math_warpgroups)
         )
-        sets = 2 if problem.accum.value == "exact" and problem.a_dtype.is_fp8 else 1
+        sets = accumulator_sets(problem, s)
+        moved = s.registers == "moved"
+        most = MAX_ACCUMULATORS_PER_THREAD[s.math_warpgroups]
+        most = MOVED_ACCUMULATORS if moved else most
+        room = MAX_EPILOGUE_PRESSURE[s.math_warpgroups]
+        room = MOVED_PRESSURE if moved else room
         pressure = epilogue_pressure(problem, s, accumulators * sets)
         return check_common(self, problem, s) & Status.check(
             (
-                pressure <= MAX_EPILOGUE_PRESSURE[s.math_warpgroups],
-                f"an epilogue of about {pressure} registers a thread exceeds "
-                f"{MAX_EPILOGUE_PRESSURE[s.math_warpgroups]}; a smaller epi_n than "
-                f"{s.epi_n} may fit",
+                pressure <= room,
+                f"an epilogue of about {pressure} registers a thread exceeds {room}; "
+                f"a smaller epi_n than {s.epi_n} may fit",
+            ),
+            (
+                not moved or s.math_warpgroups == 2,
+                "registers='moved' needs two math warpgroups; one has 255 anyway",
+            ),
+            (
+                s.promotion == "wait" or (sets > 1 and s.ab_stages > 2),
+                "promotion='overlap' needs exact FP8 accumulation and 3 A/B stages",
             ),
             (
                 s.tile_m % (MMA_M * s.math_warpgroups) == 0 or _padded(problem, s),
@@ -86,9 +113,9 @@ class Sm90Spec(ArchSpec):
                 f"epi_n={s.epi_n} is not a multiple of 8, as a wgmma's columns are",
             ),
             (
-                accumulators * sets <= MAX_ACCUMULATORS_PER_THREAD[s.math_warpgroups],
+                accumulators * sets <= most,
                 f"{accumulators} fp32 accumulators a thread x {sets} set(s) exceed "
-                f"{MAX_ACCUMULATORS_PER_THREAD[s.math_warpgroups]}",
+                f"{most}",
             ),
             (s.acc_stages == 1, "wgmma accumulators have one stage"),
             (s.cta_group == 1, "wgmma has no CTA pairs"),

@@ -113,6 +113,18 @@ def check_common(
         ),
         (s.store in ("tma", "direct"), f"store {s.store!r} is unknown"),
         (
+            s.registers in ("even", "moved"),
+            f"registers {s.registers!r} is unknown",
+        ),
+        (
+            s.registers == "even" or s.shared_loop == "auto",
+            "registers='moved' needs roles without a shared loop",
+        ),
+        (
+            s.promotion in ("wait", "overlap"),
+            f"promotion {s.promotion!r} is unknown",
+        ),
+        (
             s.shared_loop in ("auto", "keep", "inline"),
             f"shared_loop {s.shared_loop!r} is unknown",
         ),

@@ -19,7 +19,7 @@ from torch_cute_backend.errors import CodegenError
 from torch_cute_backend.ir import dataflow as flow
 from torch_cute_backend.ir import structure as st
 from torch_cute_backend.ir import sync
-from torch_cute_backend.ir.expr import Expr
+from torch_cute_backend.ir.expr import BinOp, Expr, Param
 from torch_cute_backend.ir.ops import Body, Stmt
 from torch_cute_backend.ir.program import Program
 from torch_cute_backend.ir.values import Buffer, L2Policy, Role, SchedulerKind, Var
@@ -49,6 +49,8 @@ L2_CONSTANTS = (
     ("L2_EVICT_LAST", "0x14F0000000000000"),
 )
 """What ``createpolicy.fractional`` gives for a fraction of 1 (PTX ISA)."""
+
+TILE_COUNTS = ("tiles_m", "tiles_n")
 
 _VIEWS = (
     sync.PartitionTma,
@@ -128,7 +130,9 @@ class Emitter:
 
     @emits(st.Let)
     def let(self, s: st.Let) -> None:
-        self.out.line(f"{s.var} = {s.value}")
+        """Divisions by a tile count use the host's multiplier: a run-time division
+        costs every role some 25 instructions a tile, before its first load."""
+        self.out.line(f"{s.var} = {by_multiplier(s.value)}")
 
     @emits(st.TileLoop)
     def tile_loop(self, s: st.TileLoop) -> None:
@@ -163,8 +167,19 @@ class Emitter:
         self.out.blank()
         title = s.role.name.upper()
         self.out.line(f"# --- {title} ".ljust(BANNER_WIDTH, "-"))
-        with self.out.block(f"if {names.role_condition(s.role)}:"):
-            self.body(s.body)
+        if not s.role.idle_warps:
+            with self.out.block(f"if {names.role_condition(s.role)}:"):
+                self.body(s.body)
+            return
+        # A whole warpgroup changes its registers; the role is one part of it.
+        budget = tuple(b for b in s.body if isinstance(b, sync.SetRegisters))
+        rest = tuple(b for b in s.body if b not in budget)
+        last = s.role.first_warp + s.role.warps + s.role.idle_warps
+        first = s.role.first_warp
+        with self.out.block(f"if warp_idx >= {first} and warp_idx < {last}:"):
+            self.body(budget)
+            with self.out.block(f"if {names.role_condition(s.role)}:"):
+                self.body(rest)
 
     @emits(st.Placeholder)
     def placeholder(self, s: st.Placeholder) -> None:
@@ -373,6 +388,17 @@ class Emitter:
                 f"{x.lower()}_mcast_mask = "
                 f"cute.make_layout_image_mask(cluster_layout, cta_coord, mode={axis})"
             )
+
+
+def by_multiplier(value: Expr) -> Expr:
+    """``value`` with the divisors that the host prepares in their place."""
+    if not isinstance(value, BinOp):
+        return value
+    left, right = by_multiplier(value.left), by_multiplier(value.right)
+    counts = isinstance(right, Param) and right.name in TILE_COUNTS
+    if value.op in ("//", "%") and counts:
+        right = Param(names.divisor(str(right)))
+    return BinOp(value.op, left, right)
 
 
 Emitter._collect()

@@ -12,9 +12,7 @@ from torch_cute_backend.codegen.emit import Emitter, emits
 from torch_cute_backend.dtypes import dtype
 from torch_cute_backend.epilogue.graph import InputKind
 from torch_cute_backend.errors import CodegenError
-from torch_cute_backend.ir import structure as st
 from torch_cute_backend.ir import sync
-from torch_cute_backend.ir.expr import BinOp, Expr, Param
 from torch_cute_backend.ir.program import Program
 from torch_cute_backend.ir.values import Buffer, Pipeline, PipelineKind
 from torch_cute_backend.problem import GemmProblem
@@ -22,20 +20,8 @@ from torch_cute_backend.schedule import GemmSchedule
 
 QUAD_ROWS = 16
 """Rows of a warp that one 16x256b load reads."""
-TILE_COUNTS = ("tiles_m", "tiles_n")
 STORE_BITS = 128
 """Widest store to shared memory."""
-
-
-def _by_multiplier(value: Expr) -> Expr:
-    """``value`` with the divisors that the host prepares in their place."""
-    if not isinstance(value, BinOp):
-        return value
-    left, right = _by_multiplier(value.left), _by_multiplier(value.right)
-    counts = isinstance(right, Param) and right.name in TILE_COUNTS
-    if value.op in ("//", "%") and counts:
-        right = Param(names.divisor(str(right)))
-    return BinOp(value.op, left, right)
 
 
 def _elementwise(problem: GemmProblem, schedule: GemmSchedule) -> bool:
@@ -97,12 +83,6 @@ class Sm100SetupEmitter(Emitter):
         return self.schedule.tile_n == self.schedule.epi_n
 
     # --- coordinates ---------------------------------------------------------------
-
-    @emits(st.Let)
-    def let(self, s: st.Let) -> None:
-        """Divisions by a tile count use the host's multiplier: a run-time division
-        costs every role some 25 instructions a tile, before its first load."""
-        self.out.line(f"{s.var} = {_by_multiplier(s.value)}")
 
     # --- barriers and memory ---------------------------------------------------------
 

@@ -18,6 +18,7 @@ from torch_cute_backend.dtypes import dtype
 from torch_cute_backend.epilogue.graph import InputKind
 from torch_cute_backend.errors import CodegenError
 from torch_cute_backend.ir import dataflow as flow
+from torch_cute_backend.ir import structure as st
 from torch_cute_backend.ir import sync
 from torch_cute_backend.ir.values import Buffer, Pipeline, Var
 
@@ -86,7 +87,7 @@ class Sm90Emitter(Emitter):
         out.line(f"tCrA = tiled_mma.make_fragment_A(thr_mma.partition_A({s.a}))")
         out.line(f"tCrB = tiled_mma.make_fragment_B(thr_mma.partition_B({s.b}))")
         out.comment("((2 columns, 2 rows, TILE_N / 8), MMA_M, 1)")
-        for buffer in (s.accumulator, s.promote):
+        for buffer in (s.accumulator, s.promote, s.alternate):
             if buffer is not None:
                 self._accumulator(buffer)
 
@@ -207,9 +208,17 @@ class Sm90Emitter(Emitter):
 
     @emits(flow.Mma)
     def mma(self, s: flow.Mma) -> None:
+        acc = names.registers(s.accumulator)
+        self._issue(s, acc)
+        if s.promote is not None:
+            self.out.comment("Exact: leave the tensor core's short accumulator.")
+            self.out.line("warpgroup.wait_group(0)")
+            self._promote(acc, s.promote)
+
+    def _issue(self, s: flow.Mma, acc: str) -> None:
         """Zeroing the accumulator beforehand instead makes ptxas serialise the wgmmas
         of kernels that store it as it is (C7514; CUDA 13.0, 64 columns of bf16)."""
-        out, acc = self.out, names.registers(s.accumulator)
+        out = self.out
         stage = f"{names.consumer_state(s.pipeline)}.index"
         first = "" if s.promote is not None else f" or {s.index} > 0"
         out.line("warpgroup.fence()")
@@ -223,15 +232,65 @@ class Sm90Emitter(Emitter):
             )
         out.line("warpgroup.commit_group()")
         out.line(f"{names.consumer_state(s.pipeline)}.advance()")
-        if s.promote is not None:
-            self._promote(acc, names.registers(s.promote))
 
-    def _promote(self, acc: str, total: str) -> None:
-        out = self.out
-        out.comment("Exact: leave the tensor core's short accumulator every k tile.")
-        out.line("warpgroup.wait_group(0)")
+    def _promote(self, acc: str, promote: Buffer) -> None:
+        out, total = self.out, names.registers(promote)
         with out.block(f"for i in range_constexpr(cute.size({acc})):"):
             out.line(f"{total}[i] = {total}[i] + {acc}[i]")
+
+    def _promote_here(self, acc: str, promote: Buffer) -> None:
+        """As PTX, since LLVM would move plain additions behind the next wgmma, which
+        overwrites what they read."""
+        out, total = self.out, names.registers(promote)
+        with out.block(f"for i in range_constexpr(cute.size({acc})):"):
+            out.call(
+                f"{total}[i] = cute.arch.inline_ptx(",
+                (
+                    '"add.f32 {$w0}, {$r0}, {$r1};"',
+                    "write_only_types=[Float32]",
+                    f"read_only_args=[{total}[i], {acc}[i]]",
+                ),
+            )
+
+    @emits(st.KLoop)
+    def k_loop(self, s: st.KLoop) -> None:
+        for stmt in s.body:
+            if isinstance(stmt, flow.Mma) and stmt.alternate is not None:
+                self._alternating(s, stmt)
+                return
+        super().k_loop(s)
+
+    def _alternating(self, s: st.KLoop, mma: flow.Mma) -> None:
+        """Registers cannot be indexed at run time, so two k tiles make one iteration,
+        behind the first one; an even count leaves one more."""
+        if mma.promote is None or mma.alternate is None:
+            raise CodegenError("alternating accumulators without a sum")
+        out = self.out
+        pair = tuple(names.registers(b) for b in (mma.accumulator, mma.alternate))
+        out.comment("Exact: a k tile's sum is added while the next one's wgmma runs.")
+        self._k_tile(s, mma, pair[0], None)
+        with out.block(f"for _ in cutlass.range(({s.count} - 1) // 2, unroll=1):"):
+            self._k_tile(s, mma, pair[1], pair[0])
+            self._k_tile(s, mma, pair[0], pair[1])
+        with out.block(f"if {s.count} % 2 == 0:"):
+            self._k_tile(s, mma, pair[1], pair[0])
+            out.line("warpgroup.wait_group(0)")
+            self._promote_here(pair[1], mma.promote)
+        with out.block("else:"):
+            out.line("warpgroup.wait_group(0)")
+            self._promote_here(pair[0], mma.promote)
+
+    def _k_tile(self, s: st.KLoop, mma: flow.Mma, acc: str, before: str | None) -> None:
+        """One k tile into ``acc``; ``before`` holds the previous one's sum, if any."""
+        for stmt in s.body:
+            if isinstance(stmt, flow.Mma):
+                self._issue(stmt, acc)
+            elif not isinstance(stmt, flow.ConsumerRelease):
+                self.emit(stmt)
+            elif before is not None and mma.promote is not None:
+                self.out.line(f"warpgroup.wait_group({stmt.lag})")
+                self._release(stmt.pipeline)
+                self._promote_here(before, mma.promote)
 
     @emits(flow.ConsumerRelease)
     def consumer_release(self, s: flow.ConsumerRelease) -> None:
@@ -251,7 +310,8 @@ class Sm90Emitter(Emitter):
 
     @emits(flow.MmaDrain)
     def mma_drain(self, s: flow.MmaDrain) -> None:
-        self.out.line("warpgroup.wait_group(0)")
+        if s.promote is None:
+            self.out.line("warpgroup.wait_group(0)")
         for _ in range(s.lag):
             self._release(s.pipeline)
 

@@ -7,7 +7,6 @@ operands are partitioned by it.
 from __future__ import annotations
 
 from torch_cute_backend.arch.sm100 import TMEM_WARP
-from torch_cute_backend.codegen import names
 from torch_cute_backend.codegen.host_sm90 import Sm90Host, swizzle_name
 from torch_cute_backend.codegen.writer import Writer
 
@@ -45,24 +44,8 @@ class Sm100Host(Sm90Host):
         )
 
     def parameters(self) -> tuple[tuple[str, str], ...]:
-        """As Hopper's, without the epilogue's own tiled MMA, and with the divisors that
-        turn a work tile into coordinates."""
-        rows = [row for row in super().parameters() if row[0] != "epi_mma"]
-        divisors = [
-            (names.divisor(size), "cute.FastDivmodDivisorV2") for size in self._divisors
-        ]
-        return (*rows[:-1], *divisors, rows[-1])
-
-    @property
-    def _divisors(self) -> tuple[str, ...]:
-        raster = {"along_m": ("tiles_m",), "along_n": ("tiles_n",)}
-        return raster.get(self.schedule.raster, ())
-
-    def _argument(self, parameter: str) -> str:
-        for size in self._divisors:
-            if parameter == names.divisor(size):
-                return f"cute.FastDivmodDivisorV2({size})"
-        return super()._argument(parameter)
+        """As Hopper's, without the epilogue's own tiled MMA."""
+        return tuple(row for row in super().parameters() if row[0] != "epi_mma")
 
     def preamble(self, out: Writer) -> None:
         """Indices every warp needs, before the program's prologue."""

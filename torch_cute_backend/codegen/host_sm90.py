@@ -57,6 +57,7 @@ class Sm90Host:
         load, math = self.program.role("load"), self.program.role("math")
         load_warp = 0 if load is None else load.first_warp
         math_warps = 0 if math is None else math.warps
+        idle = 0 if load is None else load.idle_warps
         return (
             ("TILE_M, TILE_N, TILE_K", f"{s.tile_m}, {s.tile_n}, {s.tile_k}"),
             *self._row_constants(),
@@ -66,7 +67,7 @@ class Sm90Host:
             ("MATH_WARPS", f"{math_warps}  # warps 0 to {math_warps - 1}"),
             ("STORE_WARP", "0  # the math warp that issues TMA stores"),
             ("LOAD_WARP", f"{load_warp}"),
-            ("THREADS", f"{(load_warp + 1) * 32}"),
+            ("THREADS", f"{(load_warp + 1 + idle) * 32}"),
             *self._l2_constants(),
         )
 
@@ -97,8 +98,17 @@ class Sm90Host:
         rows += [("tiled_mma", mma), ("epi_mma", mma)]
         rows += [(f"{x}_smem_layout", layout) for x in self._staged_names()]
         rows += [(x, "Int32") for x in ("tiles_m", "tiles_n", "m", "n")]
+        rows += [
+            (names.divisor(size), "cute.FastDivmodDivisorV2") for size in self._divisors
+        ]
         rows.append(("shared_storage", "cutlass.Constexpr"))
         return tuple(rows)
+
+    @property
+    def _divisors(self) -> tuple[str, ...]:
+        """Tile counts that turn a work tile into coordinates."""
+        raster = {"along_m": ("tiles_m",), "along_n": ("tiles_n",)}
+        return raster.get(self.schedule.raster, ())
 
     def _staged_names(self) -> tuple[str, ...]:
         return ("a", "b", "d") if self.staged else ("a", "b")
@@ -336,6 +346,9 @@ class Sm90Host:
         """What the entry point passes for a kernel parameter."""
         if parameter == "shared_storage":
             return "SharedStorage"
+        for size in self._divisors:
+            if parameter == names.divisor(size):
+                return f"cute.FastDivmodDivisorV2({size})"
         for i, b in enumerate((*self.outputs, *self.inputs)):
             if parameter == names.gmem(b):
                 return parameter if self.staged and i == 0 else b.name

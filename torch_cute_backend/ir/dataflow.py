@@ -128,7 +128,8 @@ class Mma(Stmt):
     ``promote``: keep each k tile's sum apart and add it to fp32 registers (exact FP8
     accumulation on wgmma). ``index`` is the k loop's index: without ``promote``, the
     accumulator starts from zero at index 0. ``padding``: rows of ``a`` that TMA does
-    not fill.
+    not fill. ``alternate``: a second accumulator; k tiles take turns, and each one's
+    sum is added while the next one's wgmma runs (the last one's by :class:`MmaDrain`).
     """
 
     accumulator: Buffer
@@ -138,6 +139,7 @@ class Mma(Stmt):
     index: Var
     promote: Buffer | None = None
     padding: Buffer | None = None
+    alternate: Buffer | None = None
 
     def effects(self) -> tuple[Effect, ...]:
         extra: tuple[Effect, ...] = ()
@@ -147,6 +149,9 @@ class Mma(Stmt):
             extra = (*extra, Issue(Queue.WGMMA))
         if self.promote is not None:
             extra = (*extra, Read(self.promote), Write(self.promote))
+        if self.alternate is not None:
+            other = self.alternate
+            extra = (*extra, Read(other, Proxy.ASYNC), Write(other, Proxy.ASYNC))
         return (
             Read(self.a, Proxy.ASYNC),
             Read(self.b, Proxy.ASYNC),
@@ -158,13 +163,21 @@ class Mma(Stmt):
 
 @dataclass(frozen=True, kw_only=True)
 class MmaDrain(Stmt):
-    """Wait for all wgmma of this tile and release the ``lag`` stages still held."""
+    """Wait for all wgmma of this tile and release the ``lag`` stages still held.
+    ``last``: alternating accumulators, one of which holds the sum of the last of
+    ``count`` k tiles; it is added to ``promote``."""
 
     pipeline: Pipeline
     lag: int
+    last: tuple[Buffer, ...] = ()
+    promote: Buffer | None = None
+    count: Expr | None = None
 
     def effects(self) -> tuple[Effect, ...]:
         held: tuple[Effect, ...] = (Drain(0, Queue.WGMMA),)
+        if self.promote is not None:
+            reads = tuple(Read(b) for b in (*self.last, self.promote))
+            held = (*held, *reads, Write(self.promote))
         return (*held, Arrive(self.pipeline, full=False)) if self.lag else held
 
 

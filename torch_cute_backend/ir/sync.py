@@ -188,6 +188,7 @@ class PartitionMma(Stmt):
     b: Buffer
     accumulator: Buffer
     promote: Buffer | None = None
+    alternate: Buffer | None = None
 
     def effects(self) -> tuple[Effect, ...]:
         return ()

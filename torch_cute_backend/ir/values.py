@@ -69,6 +69,8 @@ class Role:
 
     ``registers`` is the count given to ``setmaxnreg``, None to leave it alone.
     ``leader``: only the leader CTA of a pair that shares its MMAs has the role.
+    ``idle_warps``: warps behind the role's that do nothing but take part in its
+    ``setmaxnreg``, which a whole warpgroup executes.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Role:
     warps: int
     registers: int | None = None
     leader: bool = False
+    idle_warps: int = 0
 
     @property
     def threads(self) -> int:

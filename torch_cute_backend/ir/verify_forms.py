@@ -107,7 +107,8 @@ def register_counts(program: Program) -> Messages:
     for stmt, role in runs(program.top()):
         if role is None or not isinstance(stmt, SetRegisters):
             continue
-        if role.first_warp % WARPGROUP_WARPS or role.warps % WARPGROUP_WARPS:
+        warps = role.warps + role.idle_warps
+        if role.first_warp % WARPGROUP_WARPS or warps % WARPGROUP_WARPS:
             name = print_statement(stmt)
             yield f"(g) {name} in role {role}, expected whole warpgroups"
 

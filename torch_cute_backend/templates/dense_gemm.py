@@ -51,6 +51,7 @@ from torch_cute_backend.ir.sync import (
     PartitionTma,
     PipelineStates,
     PrefetchDescriptors,
+    SetRegisters,
     TmemAlloc,
     TmemFree,
     ZeroPadding,
@@ -124,7 +125,12 @@ def _prologue(res: DenseResources, schedule: GemmSchedule) -> Body:
         PartitionTma(role=load, buffers=(res.a, res.b)),
         PipelineStates(role=load, pipelines=(res.ab,)),
         PartitionMma(
-            role=mma, a=res.s_a, b=res.s_b, accumulator=res.acc, promote=res.promote
+            role=mma,
+            a=res.s_a,
+            b=res.s_b,
+            accumulator=res.acc,
+            promote=res.promote,
+            alternate=res.alternate,
         ),
         PipelineStates(
             role=mma, pipelines=(res.ab,) if res.acc_pipe is None else res.pipelines
@@ -140,7 +146,17 @@ def _prologue(res: DenseResources, schedule: GemmSchedule) -> Body:
             staging=res.staging,
         )
     )
-    return (*shared, *own, *_padding(res))
+    return (*shared, *_registers(res), *own, *_padding(res))
+
+
+def _registers(res: DenseResources) -> Body:
+    """Who gives registers up comes first, so that who takes them finds them free."""
+    budgets = {r: r.registers for r in res.roles if r.registers is not None}
+    fewest = min(budgets.values(), default=0)
+    return tuple(
+        SetRegisters(role=role, count=count, increase=count > fewest)
+        for role, count in budgets.items()
+    )
 
 
 def _padding(res: DenseResources) -> Body:
@@ -276,6 +292,7 @@ def _mma(res: DenseResources) -> Body:
                 index=K_TILE,
                 promote=res.promote,
                 padding=res.padding,
+                alternate=res.alternate,
             ),
             ConsumerRelease(
                 role=role,
@@ -287,6 +304,15 @@ def _mma(res: DenseResources) -> Body:
     )
     if res.acc_pipe is None:
         drain = MmaDrain(role=role, pipeline=res.ab, lag=lag)
+        if res.alternate is not None:
+            drain = MmaDrain(
+                role=role,
+                pipeline=res.ab,
+                lag=lag,
+                last=(res.acc, res.alternate),
+                promote=res.promote,
+                count=Param("k_tiles"),
+            )
         if res.promote is None:
             return (mainloop, drain)
         clear = AccumulatorClear(role=role, accumulator=res.promote)

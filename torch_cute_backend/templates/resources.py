@@ -28,7 +28,8 @@ class DenseResources:
 
     ``mma`` and ``epilogue`` are the same role on wgmma. ``acc`` is what the MMA writes;
     ``registers_acc`` what the epilogue reads. ``promote`` holds the fp32 sums of exact
-    FP8 accumulation; the epilogue then reads it instead of ``acc``.
+    FP8 accumulation; the epilogue then reads it instead of ``acc``, with which
+    ``alternate`` may take turns.
     """
 
     load: Role
@@ -48,6 +49,7 @@ class DenseResources:
     epi_barrier: NamedBarrier
     acc_pipe: Pipeline | None = None
     promote: Buffer | None = None
+    alternate: Buffer | None = None
     padding: Buffer | None = None
     tmem: Buffer | None = None
     tmem_columns: int = 0
@@ -77,7 +79,7 @@ class DenseResources:
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
-        optional = (self.promote, self.padding, self.tmem)
+        optional = (self.promote, self.alternate, self.padding, self.tmem)
         everything = (
             self.a,
             self.b,
@@ -137,8 +139,15 @@ def resources_sm90(problem: GemmProblem, s: GemmSchedule) -> DenseResources:
     """One TMA warp after the math warps, so that those start at warp 0 (a warpgroup
     starts at a multiple of four)."""
     math_warps = WARPS_PER_WARPGROUP * s.math_warpgroups
-    math = Role("math", 0, math_warps)
-    load = Role("load", math_warps, 1)
+    moved = sm90.MOVED_REGISTERS if s.registers == "moved" else {}
+    math = Role("math", 0, math_warps, registers=moved.get("math"))
+    load = Role(
+        "load",
+        math_warps,
+        1,
+        registers=moved.get("load"),
+        idle_warps=WARPS_PER_WARPGROUP - 1 if moved else 0,
+    )
     a, b, inputs, outputs = _gmem(problem)
     s_a, s_b, staging = _shared(problem, s)
     tile = (s.tile_m, s.tile_n)
@@ -153,6 +162,8 @@ def resources_sm90(problem: GemmProblem, s: GemmSchedule) -> DenseResources:
     exact = problem.accum is Accum.EXACT and problem.a_dtype.is_fp8
     acc = Buffer("acc_k" if exact else "acc", Space.RMEM, "float32", tile)
     promote = Buffer("acc", Space.RMEM, "float32", tile) if exact else None
+    overlap = s.promotion == "overlap"
+    alternate = Buffer("acc_j", Space.RMEM, "float32", tile) if overlap else None
     ab = Pipeline(
         name="ab",
         kind=PipelineKind.TMA_WGMMA,
@@ -184,10 +195,11 @@ def resources_sm90(problem: GemmProblem, s: GemmSchedule) -> DenseResources:
             "epi_barrier", EPILOGUE_BARRIER_ID, math.threads, (math.name,)
         ),
         promote=promote,
+        alternate=alternate,
         padding=padding if padded else None,
-        # Exact accumulation reads the partial sum of each k tile, so nothing is in
-        # flight when the stage is released.
-        release_lag=0 if exact else 1,
+        # Exact accumulation that waits for each k tile's sum has nothing in flight when
+        # the stage is released.
+        release_lag=0 if exact and not overlap else 1,
     )
 
 

@@ -50,6 +50,7 @@ def cute_mm_bf16_128x128x64_s4(
     tiles_n: Int32,
     m: Int32,
     n: Int32,
+    tiles_m_divisor: cute.FastDivmodDivisorV2,
     shared_storage: cutlass.Constexpr,
 ):
     tidx, _, _ = cute.arch.thread_idx()
@@ -111,8 +112,8 @@ def cute_mm_bf16_128x128x64_s4(
         )
         tile_idx = cluster_id
         while tile_idx < tiles_m * tiles_n:
-            tile_m = tile_idx % tiles_m
-            tile_n = tile_idx // tiles_m
+            tile_m = tile_idx % tiles_m_divisor
+            tile_n = tile_idx // tiles_m_divisor
             for k_tile in cutlass.range(k_tiles, unroll=1):
                 ab_pipeline.producer_acquire(ab_producer)
                 cute.copy(
@@ -177,8 +178,8 @@ def cute_mm_bf16_128x128x64_s4(
         )
         tile_idx = cluster_id
         while tile_idx < tiles_m * tiles_n:
-            tile_m = tile_idx % tiles_m
-            tile_n = tile_idx // tiles_m
+            tile_m = tile_idx % tiles_m_divisor
+            tile_n = tile_idx // tiles_m_divisor
             for k_tile in cutlass.range(k_tiles, unroll=1):
                 ab_pipeline.consumer_wait(ab_consumer)
                 warpgroup.fence()
@@ -331,6 +332,7 @@ def gemm(a: cute.Tensor, b: cute.Tensor, d: cute.Tensor, num_ctas: Int32, stream
         tiles_n,
         m,
         n,
+        cute.FastDivmodDivisorV2(tiles_m),
         SharedStorage,
     ).launch(
         grid=(clusters * CLUSTER_M, CLUSTER_N, 1),

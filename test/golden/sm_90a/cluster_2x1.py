@@ -54,6 +54,7 @@ def cute_scaled_mm_fp8_rowwise_128x256x128_c2x1_s4(
     tiles_n: Int32,
     m: Int32,
     n: Int32,
+    tiles_m_divisor: cute.FastDivmodDivisorV2,
     shared_storage: cutlass.Constexpr,
 ):
     tidx, _, _ = cute.arch.thread_idx()
@@ -120,8 +121,8 @@ def cute_scaled_mm_fp8_rowwise_128x256x128_c2x1_s4(
         )
         tile_idx = cluster_id
         while tile_idx < tiles_m * tiles_n:
-            tile_m = ((tile_idx % tiles_m) * CLUSTER_M) + cta_m
-            tile_n = tile_idx // tiles_m
+            tile_m = ((tile_idx % tiles_m_divisor) * CLUSTER_M) + cta_m
+            tile_n = tile_idx // tiles_m_divisor
             for k_tile in cutlass.range(k_tiles, unroll=1):
                 ab_pipeline.producer_acquire(ab_producer)
                 cute.copy(
@@ -187,8 +188,8 @@ def cute_scaled_mm_fp8_rowwise_128x256x128_c2x1_s4(
         )
         tile_idx = cluster_id
         while tile_idx < tiles_m * tiles_n:
-            tile_m = ((tile_idx % tiles_m) * CLUSTER_M) + cta_m
-            tile_n = tile_idx // tiles_m
+            tile_m = ((tile_idx % tiles_m_divisor) * CLUSTER_M) + cta_m
+            tile_n = tile_idx // tiles_m_divisor
             tCrScaleA = cute.make_rmem_tensor((2, cute.size(tCcD, mode=[1])), Float32)
             for i in range_constexpr(cute.size(tCcD, mode=[1])):
                 for r in range_constexpr(2):
@@ -367,6 +368,7 @@ def gemm(
         tiles_n,
         m,
         n,
+        cute.FastDivmodDivisorV2(tiles_m),
         SharedStorage,
     ).launch(
         grid=(clusters * CLUSTER_M, CLUSTER_N, 1),

@@ -53,6 +53,7 @@ def cute_scaled_mm_fp8_rowwise_64x64x128_s6(
     tiles_n: Int32,
     m: Int32,
     n: Int32,
+    tiles_m_divisor: cute.FastDivmodDivisorV2,
     shared_storage: cutlass.Constexpr,
 ):
     tidx, _, _ = cute.arch.thread_idx()
@@ -114,8 +115,8 @@ def cute_scaled_mm_fp8_rowwise_64x64x128_s6(
         )
         tile_idx = cluster_id
         if tile_idx < tiles_m * tiles_n:
-            tile_m = tile_idx % tiles_m
-            tile_n = tile_idx // tiles_m
+            tile_m = tile_idx % tiles_m_divisor
+            tile_n = tile_idx // tiles_m_divisor
             for k_tile in cutlass.range(k_tiles, unroll=1):
                 ab_pipeline.producer_acquire(ab_producer)
                 cute.copy(
@@ -180,8 +181,8 @@ def cute_scaled_mm_fp8_rowwise_64x64x128_s6(
         )
         tile_idx = cluster_id
         if tile_idx < tiles_m * tiles_n:
-            tile_m = tile_idx % tiles_m
-            tile_n = tile_idx // tiles_m
+            tile_m = tile_idx % tiles_m_divisor
+            tile_n = tile_idx // tiles_m_divisor
             tCrScaleA = cute.make_rmem_tensor((2, cute.size(tCcD, mode=[1])), Float32)
             for i in range_constexpr(cute.size(tCcD, mode=[1])):
                 for r in range_constexpr(2):
@@ -355,6 +356,7 @@ def gemm(
         tiles_n,
         m,
         n,
+        cute.FastDivmodDivisorV2(tiles_m),
         SharedStorage,
     ).launch(
         grid=(clusters * CLUSTER_M, CLUSTER_N, 1),
