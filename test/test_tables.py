@@ -118,6 +118,7 @@ BAD = {
     "number_name": ("name", 3, "name 3 is not text"),
     "family": ("family", ["fp8"], "row row: family .'fp8'. is not text"),
     "text_size": ("m", "64", "row row: m '64' is no positive integer"),
+    "no_groups": ("groups", 0, "groups 0 is no positive integer"),
     "zero": ("n", 0, "n 0 is no positive integer"),
     "bool": ("k", True, "k True is no positive integer"),
     "no_schedule": ("schedule", None, "KeyError.'schedule'"),
@@ -157,6 +158,12 @@ class TestReading(TestCase):
         self.assertEqual(row.key, RowKey.of(fp8(64, 5120, 5120)))
         self.assertEqual(row.schedule, GemmSchedule(64, 64, 128, 6))
         self.assertEqual(parse_row(row.to_json()), row)
+
+    def test_groups_may_be_left_out(self):
+        row = parse_row({**GOOD, "groups": 8})
+        self.assertEqual(row.key.groups, 8)
+        self.assertEqual(parse_row(row.to_json()), row)
+        self.assertNotIn("groups", parse_row(GOOD).to_json())
 
     @parametrize("name", list(BAD))
     def test_bad_row(self, name):

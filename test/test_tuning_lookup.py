@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from unittest import mock
 
-from build_helper import fp8, gelu_residual, mm
+from build_helper import fp8, gelu_residual, grouped, mm
 from torch.testing._internal.common_utils import (
     TestCase,
     instantiate_parametrized_tests,
@@ -15,7 +15,7 @@ from torch.testing._internal.common_utils import (
 
 from torch_cute_backend.arch import ARCHS, SM90, SM100
 from torch_cute_backend.dtypes import E4M3, FLOAT16, FLOAT32
-from torch_cute_backend.problem import Accum, Major
+from torch_cute_backend.problem import Accum, Grouping, Major
 from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.status import Status
 from torch_cute_backend.tuning import fit, lookup, model
@@ -60,6 +60,19 @@ class TestChoose(TestCase):
             with with_rows(*order):
                 choice = lookup.choose(fp8(64, 5120, 5120), SM90)
             self.assertEqual(choice.row.name, "a")
+
+    @parametrize("grouping", [Grouping.M, Grouping.N, Grouping.K])
+    def test_rows_of_groups_are_near_by_the_size_of_a_group(self, grouping):
+        size = grouping.value
+
+        def key(groups: int, total: int) -> RowKey:
+            sizes = {"m": 1024, "n": 2048, "k": 4096, size: total}
+            return RowKey.of(grouped(grouping, groups=groups, **sizes))
+
+        this, fewer, larger = key(8, 8192), key(4, 4096), key(8, 16384)
+        self.assertEqual(lookup._distance(this, fewer), 0.25)
+        weight = {"m": 2.0, "n": 1.0, "k": 0.5}[size]
+        self.assertEqual(lookup._distance(this, larger), weight)
 
     @parametrize(
         "problem",

@@ -34,6 +34,8 @@ def complete(
     Args:
         k_bytes: bytes of K in one stage, a multiple of 128.
     """
+    one_row = problem.group_sizes[0] <= tile_m * cluster_m
+    l2_policy = "stream_b" if one_row else "normal"
     draft = GemmSchedule(
         tile_m=tile_m,
         tile_n=tile_n,
@@ -43,10 +45,16 @@ def complete(
         cluster_m=cluster_m,
         cluster_n=cluster_n,
         math_warpgroups=math_warpgroups,
+        scheduler=scheduler_for(problem),
         raster=raster,
-        l2_policy="stream_b" if problem.m <= tile_m * cluster_m else "normal",
+        l2_policy=l2_policy,
     )
     return _deepen(problem, arch, _with_subtiles(problem, arch, draft), MAX_AB_STAGES)
+
+
+def scheduler_for(problem: GemmProblem) -> str:
+    """The scheduler that hands out a problem's tiles unless something else is asked."""
+    return "grouped_static" if problem.is_grouped else "static_persistent"
 
 
 def refit(problem: GemmProblem, arch: ArchSpec, s: GemmSchedule) -> GemmSchedule:

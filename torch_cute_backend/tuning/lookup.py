@@ -77,6 +77,12 @@ def _rows(problem: GemmProblem, arch: ArchSpec) -> list[tuple[TableRow, bool]]:
 
 
 def _distance(a: RowKey, b: RowKey) -> float:
-    """Octaves between two shapes. M decides the tile most, K least."""
-    weights = ((2.0, a.m, b.m), (1.0, a.n, b.n), (0.5, a.k, b.k))
+    """Octaves between two shapes. M decides the tile most, K least. Of groups, what
+    counts is the size of one; that there are more of them says little."""
+    weights = (
+        (2.0, a.m / a.groups_along("m"), b.m / b.groups_along("m")),
+        (1.0, a.n / a.groups_along("n"), b.n / b.groups_along("n")),
+        (0.5, a.k / a.groups_along("k"), b.k / b.groups_along("k")),
+        (0.25, a.groups, b.groups),
+    )
     return sum(w * abs(math.log2(x) - math.log2(y)) for w, x, y in weights)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch_cute_backend.arch.spec import ArchSpec
-from torch_cute_backend.problem import GemmProblem
+from torch_cute_backend.problem import GemmProblem, Grouping
 from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.tuning.fit import complete, exact_fp8
 from torch_cute_backend.tuning.rates import RATES, Rates, rates_for
@@ -79,10 +79,11 @@ def _sensible(
     slower (narrow ones of small tiles, wide ones of large), and low tiles for anything
     but one row of tiles."""
     (tile_m, tile_n), (cluster_m, cluster_n) = tile, cluster
-    rows, columns = -(-problem.m // tile_m), -(-problem.n // tile_n)
+    m, n, _ = problem.group_sizes
+    rows, columns = -(-m // tile_m), -(-n // tile_n)
     if cluster_m > rows or cluster_n > columns:
         return False
-    if tile_m < _MMA_M and (rows > 1 or (problem.m <= tile_m // 2 and tile_m > 8)):
+    if tile_m < _MMA_M and (rows > 1 or (m <= tile_m // 2 and tile_m > 8)):
         return False
     small = tile_m <= _MMA_M and tile_n <= 96
     return (k_bytes > 128) == small
@@ -93,8 +94,9 @@ def variants(
 ) -> list[GemmSchedule]:
     """``s`` with other orders of tiles and hints to L2: what is worth trying once its
     tile has proved good."""
-    rows = -(-problem.m // (s.tile_m * s.cluster_m))
-    columns = -(-problem.n // (s.tile_n * s.cluster_n))
+    m, n, _ = problem.group_sizes
+    rows = -(-m // (s.tile_m * s.cluster_m))
+    columns = -(-n // (s.tile_n * s.cluster_n))
     changes: list[dict[str, Any]] = []
     if rows == 1 and columns > 1:
         other = "normal" if s.l2_policy == "stream_b" else "stream_b"
@@ -139,13 +141,14 @@ class Work:
     def of(
         cls, p: GemmProblem, s: GemmSchedule, arch: ArchSpec, narrow_n: float
     ) -> Work:
-        rows = math.ceil(p.m / (s.tile_m * s.cluster_m))
-        columns = math.ceil(p.n / (s.tile_n * s.cluster_n))
-        clusters = rows * columns
+        m, n, k = p.group_sizes
+        rows = _bands(m, s.tile_m * s.cluster_m, p.grouping is Grouping.M)
+        columns = _bands(n, s.tile_n * s.cluster_n, p.grouping is Grouping.N)
+        clusters = math.ceil(p.groups * rows * columns)
         slots = max(1, arch.default_sms // s.cluster_size)
         a = s.tile_m * s.tile_k * p.a_dtype.bytes
         b = s.tile_n * s.tile_k * p.b_dtype.bytes
-        k_tiles = math.ceil(p.k / s.tile_k)
+        k_tiles = math.ceil(k / s.tile_k)
         # A CTA's columns share A with the cluster's other columns, and so for B.
         return cls(
             waves=math.ceil(clusters / slots),
@@ -155,22 +158,29 @@ class Work:
             pulled_bytes=a / s.cluster_n + b / s.cluster_m,
             in_flight=min(s.ab_stages, k_tiles) * (a + b),
             mma_flops=2.0 * max(s.tile_m, _MMA_M) * max(s.tile_n, narrow_n) * s.tile_k,
-            input_bytes=_input_bytes(p, s, arch, slots),
-            output_bytes=float(p.m * p.n * p.out_dtype.bytes),
+            input_bytes=p.groups * _input_bytes(p, s, arch, slots),
+            output_bytes=float(p.groups * m * n * p.out_dtype.bytes),
             tile_out_bytes=float(s.tile_m * s.tile_n * p.out_dtype.bytes),
         )
 
 
+def _bands(size: int, tile: int, ragged: bool) -> float:
+    """Tiles of one group along a size. Groups of a ragged size differ: each wastes half
+    a tile on average."""
+    return max(1.0, size / tile + 0.5) if ragged else math.ceil(size / tile)
+
+
 def _input_bytes(p: GemmProblem, s: GemmSchedule, arch: ArchSpec, slots: int) -> float:
-    """DRAM bytes of A and B, see :class:`Work`.
+    """DRAM bytes of A and B of one group, see :class:`Work`.
 
     The raster keeps one operand's tiles in use while it runs through the other's, which
     comes again for every band, unless it stays in L2 anyway.
     """
-    a = float(p.m * p.k * p.a_dtype.bytes)
-    b = float(p.n * p.k * p.b_dtype.bytes)
-    rows = math.ceil(p.m / (s.tile_m * s.cluster_m))
-    columns = math.ceil(p.n / (s.tile_n * s.cluster_n))
+    m, n, k = p.group_sizes
+    a = float(m * k * p.a_dtype.bytes)
+    b = float(n * k * p.b_dtype.bytes)
+    rows = math.ceil(m / (s.tile_m * s.cluster_m))
+    columns = math.ceil(n / (s.tile_n * s.cluster_n))
     if s.raster == "along_n":
         down = max(1, slots // columns)
         return a + b * _times(b, math.ceil(rows / down), arch)

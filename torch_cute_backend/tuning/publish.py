@@ -21,6 +21,8 @@ from torch_cute_backend.tuning.table import RowKey, TableRow, parse_row
 _NAMES = {
     "fp8-rowwise": "scale_mm_cute",
     "fp8-tensorwise": "scale_mm_tensorwise_cute",
+    "fp8-rowwise-grouped-m": "scaled_grouped_mm_cute",
+    "bf16-grouped-m": "grouped_mm_bf16_cute",
 }
 
 
@@ -33,7 +35,8 @@ def row_name(key: RowKey) -> str:
         for operand, major in (("a", key.a_major), ("b", key.b_major))
         if major != "k"
     )
-    return f"{text}_m{key.m}_k{key.k}_n{key.n}"
+    groups = f"_g{key.groups}" if key.groups > 1 else ""
+    return f"{text}{groups}_m{key.m}_k{key.k}_n{key.n}"
 
 
 def measured_row(

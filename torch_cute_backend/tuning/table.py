@@ -5,10 +5,11 @@ A row that does not parse is named, skipped and never served; the others stay us
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from torch_cute_backend.schedule import GemmSchedule
 log = logging.getLogger(__name__)
 
 TABLES = Path(__file__).parent / "tables"
-SIZES = ("m", "n", "k")
+SIZES = ("m", "n", "k", "groups")
 PROVENANCE: dict[str, tuple[str, ...]] = {
     "measured": ("gpu", "date", "commit", "us", "margin"),
     "published": ("source",),
@@ -31,7 +32,8 @@ PROVENANCE: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class RowKey:
-    """What a row was tuned for."""
+    """What a row was tuned for. The ragged size of a grouped GEMM is of all groups
+    together; a row need not name ``groups`` where there are none."""
 
     family: str
     accum: str
@@ -40,6 +42,7 @@ class RowKey:
     m: int
     n: int
     k: int
+    groups: int = 1
 
     @classmethod
     def of(cls, problem: GemmProblem) -> RowKey:
@@ -51,7 +54,18 @@ class RowKey:
             problem.m,
             problem.n,
             problem.k,
+            problem.groups,
         )
+
+    def groups_along(self, size: str) -> int:
+        """How many groups share the size called ``"m"``, ``"n"`` or ``"k"``."""
+        return self.groups if self.family.endswith(f"-grouped-{size}") else 1
+
+    def to_json(self) -> dict[str, Any]:
+        values = asdict(self)
+        if self.groups == 1:
+            del values["groups"]
+        return values
 
     def same_kind(self, other: RowKey) -> bool:
         """Equal but for the sizes."""
@@ -73,19 +87,22 @@ class TableRow:
     provenance: tuple[tuple[str, Any], ...]
 
     def to_json(self) -> dict[str, Any]:
-        key = self.key
         return {
             "name": self.name,
-            **{f: getattr(key, f) for f in RowKey.__dataclass_fields__},
+            **self.key.to_json(),
             "schedule": self.schedule.to_json(),
             "provenance": dict(self.provenance),
         }
 
 
+_REQUIRED = tuple(f.name for f in dataclasses.fields(RowKey) if f.name != "groups")
+
+
 def parse_row(raw: dict[str, Any]) -> TableRow:
     """One JSON row; ``TableError`` says what is wrong with it."""
     try:
-        name, fields = raw["name"], {f: raw[f] for f in RowKey.__dataclass_fields__}
+        name, fields = raw["name"], {f: raw[f] for f in _REQUIRED}
+        fields["groups"] = raw.get("groups", 1)
         provenance = dict(raw["provenance"])
         schedule = GemmSchedule.from_json(dict(raw["schedule"]))
     except (KeyError, TypeError, ValueError) as error:
