@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
+import json
 import sys
+import tempfile
 from pathlib import Path
+from unittest import mock
 
 import torch
 from torch.testing._internal.common_utils import (
@@ -15,8 +20,11 @@ from torch.testing._internal.common_utils import (
 )
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parent / "gpu"))
 sys.path.insert(0, str(Path(__file__).parent))
 
+import case_runs
+import sanitize
 import sim_vs_gpu
 from case_runs import HOPPER, padding_kept, runs, span_of
 
@@ -139,6 +147,63 @@ class TestCommitted(TestCase):
                     self.assertEqual(row[field], old[field], f"{case} {field}")
 
 
+class TestGpuHalf(TestCase):
+    """The scripts from start to end, with the simulator in place of the GPU."""
+
+    def run_script(self, main, corrupt, *arguments):
+        def load(source):
+            def launch(*call):
+                child.simulate(source, call[:-1], num_ctas=call[-1])
+                for arg, tensor in zip(source.args, call[:-1], strict=True):
+                    if arg.output and corrupt:
+                        tensor[-1, -1] = 1 - tensor[-1, -1].float()
+
+            return launch
+
+        with SimChild() as child, contextlib.ExitStack() as patches:
+            for owner, name, value in (
+                (torch.cuda, "is_available", lambda: True),
+                (torch.cuda, "get_device_name", lambda: "stand-in"),
+                (torch.cuda, "synchronize", lambda: None),
+                (torch.Tensor, "cuda", torch.Tensor.clone),
+                (case_runs, "load_kernel", load),
+                (sys, "argv", ["script", "--compile", *arguments]),
+            ):
+                patches.enter_context(mock.patch.object(owner, name, value))
+            patches.enter_context(contextlib.redirect_stderr(io.StringIO()))
+            out = patches.enter_context(contextlib.redirect_stdout(io.StringIO()))
+            return main(), out.getvalue()
+
+    @parametrize("corrupt", [False, True])
+    def test_sim_vs_gpu(self, corrupt):
+        with tempfile.TemporaryDirectory() as folder:
+            sim, gpu = Path(folder, "sim.jsonl"), Path(folder, "gpu.jsonl")
+            # Of another text of the kernel maybe; its exact results are the same.
+            build = next(c for c in HOPPER if c.name == "direct_store").build()
+            rows = [
+                json.dumps(r | {"source_sha256": build.source.sha256})
+                for r in sim_vs_gpu.read(COMMITTED)
+                if r["case"] == "direct_store"
+            ]
+            sim.write_text("\n".join(rows))
+            arguments = ["--gpu", "--only", "direct_store"]
+            arguments += ["--sim", str(sim), "--out", str(gpu)]
+            code, text = self.run_script(sim_vs_gpu.main, corrupt, *arguments)
+        self.assertEqual(code, int(corrupt))
+        self.assertIn('"rows_identical": ' + ("0" if corrupt else "3"), text)
+
+    @parametrize("corrupt", [False, True])
+    def test_sanitize(self, corrupt):
+        arguments = ["--only", "m16", "fused_direct"]
+        code, text = self.run_script(sanitize.main, corrupt, *arguments)
+        self.assertEqual(code, int(corrupt))
+        *rows, last = [json.loads(line) for line in text.splitlines()]
+        self.assertEqual([row["case"] for row in rows], ["m16", "fused_direct"])
+        self.assertEqual(last, {"good": 0 if corrupt else 2, "of": 2})
+        self.assertTrue(all(row["padding_kept"] for row in rows))
+
+
+instantiate_parametrized_tests(TestGpuHalf)
 instantiate_parametrized_tests(TestRuns)
 instantiate_parametrized_tests(TestCompare)
 

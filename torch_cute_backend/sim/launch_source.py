@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import launch, simulate
 from .faults import Fault
+from .launch_record import Launch
 from .report import SimError, SimReport
 
 if TYPE_CHECKING:
@@ -98,6 +99,33 @@ def check_sizes(tensors: Sequence[torch.Tensor], args: Sequence[TensorArg]) -> N
                 )
 
 
+def _call(
+    source: KernelSource, tensors: Sequence[torch.Tensor], num_ctas: int
+) -> tuple[Any, list[Any]]:
+    """The compiled host function and its arguments, checked."""
+    if len(tensors) != len(source.args):
+        raise SimError(
+            f"{source.name}: expected {len(source.args)} tensors, got {len(tensors)}"
+        )
+    for tensor, arg in zip(tensors, source.args, strict=True):
+        check_tensor(tensor, arg)
+    check_sizes(tensors, source.args)
+    compiled = _compiled(source)
+    import cuda.bindings.driver as cuda
+
+    args = [PackedTensor(t, a) for t, a in zip(tensors, source.args, strict=True)]
+    return compiled, [*args, num_ctas, cuda.CUstream(0)]
+
+
+def capture_source(
+    source: KernelSource, tensors: Sequence[torch.Tensor], num_ctas: int = 4
+) -> list[Launch]:
+    """What the host code of a generated kernel would launch; nothing is simulated."""
+    compiled, args = _call(source, tensors, num_ctas)
+    launches, _ = launch.capture(compiled, args, sms=num_ctas, arch=source.arch)
+    return launches
+
+
 def simulate_source(
     source: KernelSource,
     tensors: Sequence[torch.Tensor],
@@ -115,21 +143,11 @@ def simulate_source(
     ``num_ctas`` bounds the persistent grid; small values make the pipelines wrap.
     Outputs are the parameters marked as such.
     """
-    if len(tensors) != len(source.args):
-        raise SimError(
-            f"{source.name}: expected {len(source.args)} tensors, got {len(tensors)}"
-        )
-    for tensor, arg in zip(tensors, source.args, strict=True):
-        check_tensor(tensor, arg)
-    check_sizes(tensors, source.args)
-    compiled = _compiled(source)
-    import cuda.bindings.driver as cuda
-
-    args = [PackedTensor(t, a) for t, a in zip(tensors, source.args, strict=True)]
+    compiled, args = _call(source, tensors, num_ctas)
     outputs = [t for t, a in zip(tensors, source.args, strict=True) if a.output]
     return simulate(
         compiled,
-        [*args, num_ctas, cuda.CUstream(0)],
+        args,
         source.arch,
         mode=mode,
         sms=num_ctas,

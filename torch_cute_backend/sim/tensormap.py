@@ -48,7 +48,8 @@ class TensorMap:
     """A decoded tensor map; ``strides`` and ``box`` inner extents are in bytes.
 
     ``dims``, ``box`` run from the innermost dimension outwards; ``strides[0]`` belongs
-    to dimension 1 (dimension 0 is dense).
+    to dimension 1 (dimension 0 is dense). ``l2_bytes`` (promotion) and ``tf32`` are
+    decoded to be compared with the driver's encoder; they do not change what is copied.
     """
 
     address: int
@@ -59,6 +60,8 @@ class TensorMap:
     box: tuple[int, ...]
     swizzle_bytes: int
     swizzle_atom: int = 16
+    l2_bytes: int = 0
+    tf32: bool = False
 
     @property
     def inner_bytes(self) -> int:
@@ -130,6 +133,8 @@ def decode(raw: bytes) -> TensorMap:
         tuple(n + 1 for n in box[:rank]),
         (0, 32, 64, 128)[swizzle],
         atom,
+        (0, 64, 128, 256)[w1 >> 17 & 3],
+        bool(w1 >> 16 & 1),
     )
     if found.inner_bytes % 16:
         raise UnsupportedPtx(f"tensor map box row of {found.inner_bytes} bytes")
