@@ -37,7 +37,7 @@ from kernel_cases import Case
 from measure_all import unpack
 
 from torch_cute_backend import config
-from torch_cute_backend.bench import manifest
+from torch_cute_backend.bench import manifest, results
 from torch_cute_backend.build import KernelBuild
 from torch_cute_backend.errors import UserError
 from torch_cute_backend.runtime.cache import KernelCache, cache_key
@@ -175,13 +175,13 @@ def on_gpu(args: argparse.Namespace, cases: list[Case]) -> int:
     if not torch.cuda.is_available():
         raise UserError("no GPU")
     simulated = read(args.sim)
-    name = torch.cuda.get_device_name()
+    where = {"on": torch.cuda.get_device_name(), **vars(results.environment())}
 
     def run_one(
         build: KernelBuild, operands: gemm_case.Operands, run: Run
     ) -> dict[str, Any]:
         run_on_gpu(build, operands, run.num_ctas)
-        return {"on": name}
+        return where
 
     with tempfile.TemporaryDirectory() as folder:
         if args.kernels is not None:

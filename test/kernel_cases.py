@@ -117,6 +117,8 @@ SM90_MORE = {
     "cluster_inline": (fp8(4096), replace(WIDE, cluster_m=2, shared_loop="inline")),
     "cluster_bf16_n": (mm(b_major=MN), replace(B128, cluster_m=2)),
     "cluster_bf16_m": (mm(a_major=MN), replace(B128, cluster_n=2)),
+    "cluster_tensorwise": (TENSORWISE, replace(S128, cluster_m=2)),
+    "cluster_fp16": (mm(dtype=FLOAT16), replace(B128, cluster_n=2)),
     "e5m2": (fp8(b_dtype=E5M2), S64),
     "tensorwise_fp16": (fp8(out=FLOAT16, scaling="tensorwise"), S64),
     "direct_fp32_exact": (
