@@ -29,7 +29,7 @@ MAX_LOSSES = 8
 COMPILE_TIMEOUT_S = 600.0
 """Entries that compile: torch.compile with max-autotune, peers that tune themselves."""
 TIME_TIMEOUT_S = 120.0
-SLOW = ("inductor", "quack", "deep_gemm", "vllm")
+SLOW = ("inductor", "quack", "quack_untuned", "deep_gemm", "vllm", "helion")
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,8 @@ def add_bench(commands: Any, positive: Callable[[str], int]) -> None:
     parser.add_argument(
         "--providers",
         metavar="NAME,...",
-        help="torch_cute_backend, aten, inductor, t_read, vllm, quack, deep_gemm, or "
+        help="torch_cute_backend, aten, inductor, t_read, vllm, quack, quack_untuned, "
+        "deep_gemm, helion, or "
         "NAME=FILE.py for your own",
     )
     parser.add_argument(
