@@ -123,7 +123,9 @@ def row_of(
     case: Case, build: KernelBuild, run: Run, fractions: bool, runner: Runner
 ) -> dict[str, Any]:
     """Run one job; digests of the outputs and their error against fp32."""
-    operands = gemm_case.make(build, *run.sizes, seed=SEED, fractions=fractions)
+    operands = gemm_case.make(
+        build, *run.sizes, seed=SEED, fractions=fractions, num_ctas=run.num_ctas
+    )
     started = time.monotonic()
     facts = runner(build, operands, run)
     return {

@@ -126,6 +126,23 @@ def gelu_residual(out: DType = BFLOAT16) -> EpilogueGraph:
     return b.graph()
 
 
+def two_roots(
+    scale_a: InputKind | None = None,
+    scale_b: InputKind | None = None,
+    bias: DType | None = None,
+) -> EpilogueGraph:
+    """``D = A @ B`` and ``D1 = A @ B1``, as the K and V projections of one input."""
+    return EpilogueGraph.linear(BFLOAT16, scale_a, scale_b, bias, products=2)
+
+
+def swiglu() -> EpilogueGraph:
+    """``relu(A @ B) * (A @ B1)``: two products, one result. (With relu for silu, small
+    integers stay exact.)"""
+    b = EpilogueBuilder()
+    b.output(b.op("mul", b.op("relu", b.acc()), b.acc(1)), BFLOAT16)
+    return b.graph()
+
+
 def build(problem: GemmProblem, schedule: GemmSchedule, arch: ArchSpec) -> KernelBuild:
     """``build_kernel``, where "cannot" is a failure of the test."""
     result = build_kernel(problem, schedule, arch)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from build_helper import build, fp8, gelu_residual, mm
+from build_helper import COL, ROW, build, fp8, gelu_residual, mm, swiglu, two_roots
 
 from torch_cute_backend.arch import SM90, SM100, ArchSpec
 from torch_cute_backend.build import KernelBuild
@@ -85,8 +85,24 @@ SM90_GOLDEN = {
     "inline": (fp8(), replace(S64, shared_loop="inline")),
     "single_tile": (fp8(), replace(S64, scheduler="single_tile")),
     "fused_gelu_residual": (fp8(epilogue=gelu_residual()), S64),
+    "two_roots": (mm(epilogue=two_roots()), replace(B64, ab_stages=4, epi_n=32)),
+    "walk_end": (mm(), replace(B64, record="walk_end")),
 }
 SM90_MORE = {
+    "two_roots_inline": (
+        mm(epilogue=two_roots()),
+        replace(B64, ab_stages=4, epi_n=32, shared_loop="inline"),
+    ),
+    "two_roots_exact": (
+        fp8(accum=EXACT, epilogue=two_roots(ROW, COL)),
+        replace(S64, ab_stages=5, tile_n=32, epi_n=32),
+    ),
+    "two_roots_cluster": (
+        fp8(4096, epilogue=two_roots(ROW, COL, bias=BFLOAT16)),
+        replace(S128, tile_n=64, epi_n=32, ab_stages=4, cluster_m=2, cluster_n=2),
+    ),
+    "swiglu": (mm(epilogue=swiglu()), replace(B64, ab_stages=4, epi_n=32)),
+    "walk_end_inline": (mm(), replace(B64, record="walk_end", shared_loop="inline")),
     "n8": (fp8(16, 4096, 4096), _s(64, 8, 128, 8)),
     "n16_k256": (fp8(16, 4096, 4096), _s(64, 16, 256, 8)),
     "n24": (fp8(), _s(64, 24, 128, 8)),
@@ -140,6 +156,7 @@ T64 = _s(64, 64, 128, 8, acc_stages=2)
 T128 = _s(128, 128, 128, 5, acc_stages=2, epi_stages=2)
 C128 = _s(128, 128, 64, 5, acc_stages=2, epi_stages=2)
 PAIR = replace(T128, cluster_m=2, cta_group=2)
+DUAL = {"epi_n": 32, "epi_stages": 2}
 
 SM100_GOLDEN = {
     "tensorwise_bias": (TENSORWISE, T64),
@@ -153,8 +170,28 @@ SM100_GOLDEN = {
     "fused_gelu_residual": (fp8(epilogue=gelu_residual()), replace(T64, epi_n=32)),
     "kept": (fp8(), replace(T64, shared_loop="keep")),
     "inline": (fp8(), replace(T64, shared_loop="inline")),
+    "two_roots": (mm(epilogue=two_roots()), replace(C128, ab_stages=4, **DUAL)),
+    "walk_end": (mm(), replace(C128, record="walk_end")),
 }
 SM100_MORE = {
+    "two_roots_inline": (
+        mm(epilogue=two_roots()),
+        replace(C128, ab_stages=4, shared_loop="inline", **DUAL),
+    ),
+    "two_roots_m64": (
+        fp8(epilogue=two_roots(ROW, COL)),
+        replace(T64, ab_stages=6, acc_stages=1, **DUAL),
+    ),
+    "two_roots_cluster": (
+        fp8(4096, epilogue=two_roots(ROW, COL, bias=BFLOAT16)),
+        replace(T128, ab_stages=3, cluster_m=2, cluster_n=2, **DUAL),
+    ),
+    "two_roots_pair": (
+        fp8(4096, epilogue=two_roots(ROW, COL)),
+        replace(PAIR, ab_stages=4, **DUAL),
+    ),
+    "swiglu": (mm(epilogue=swiglu()), replace(C128, ab_stages=4, epi_n=32)),
+    "walk_end_inline": (mm(), replace(C128, record="walk_end", shared_loop="inline")),
     "pair_n256": (fp8(4096), replace(PAIR, tile_n=256)),
     "pair_2x2": (fp8(4096), replace(PAIR, cluster_n=2)),
     "pair_4x1": (fp8(4096), replace(PAIR, cluster_m=4, raster="along_n")),

@@ -139,7 +139,7 @@ def emitted(graph: EpilogueGraph) -> str:
     emit_graph(
         out,
         graph,
-        "tCrAcc[e]",
+        ["tCrAcc[e]"],
         lambda i: graph.inputs[i].name,
         lambda i, value: f"out{i}[e] = {value}",
     )

@@ -78,7 +78,7 @@ class TestRuns(TestCase):
             self.assertGreaterEqual(tiles, 2 * run.num_ctas, str(run))
             self.assertNotEqual(run.m % s.tile_m, 0)
         for run in runs(build):
-            operands = gemm_case.make(build, *run.sizes)
+            operands = gemm_case.make(build, *run.sizes, num_ctas=run.num_ctas)
             for arg, tensor in zip(build.source.args, operands.tensors, strict=True):
                 self.assertIsNone(gemm._problem(arg, tensor), f"{case} {run}")
 

@@ -57,8 +57,11 @@ FLOAT16 = DType("float16", "Float16", 16, operand=True, output=True, short="fp16
 BFLOAT16 = DType("bfloat16", "BFloat16", 16, operand=True, output=True, short="bf16")
 E4M3 = DType("float8_e4m3fn", "Float8E4M3FN", 8, operand=True, output=True)
 E5M2 = DType("float8_e5m2", "Float8E5M2", 8, operand=True, output=True)
+INT32 = DType("int32", "Int32", 32)
 
-DTYPES: dict[str, DType] = {d.name: d for d in (FLOAT32, FLOAT16, BFLOAT16, E4M3, E5M2)}
+DTYPES: dict[str, DType] = {
+    d.name: d for d in (FLOAT32, FLOAT16, BFLOAT16, E4M3, E5M2, INT32)
+}
 """Registry by torch name. Extensions add their row here."""
 
 

@@ -23,6 +23,7 @@ _TEXT_FIELDS = (
     "registers",
     "promotion",
     "shared_loop",
+    "record",
 )
 
 
@@ -51,6 +52,9 @@ class GemmSchedule:
             before the next one's MMA is issued, ``"overlap"`` while it runs.
         shared_loop: ``"auto"`` runs the loop-omission check, ``"keep"`` keeps the loop,
             ``"inline"`` prints the unpartitioned kernel.
+        record: ``"walk_end"``: after its last tile each CTA stores the work tile at
+            which its walk ended to an int32 output of one element a CTA, for harnesses
+            that check who ran what. It is the shared loop's value, which keeps it.
     """
 
     tile_m: int
@@ -72,10 +76,20 @@ class GemmSchedule:
     registers: str = "even"
     promotion: str = "wait"
     shared_loop: str = "auto"
+    record: str = "none"
 
     @property
     def cluster_size(self) -> int:
         return self.cluster_m * self.cluster_n
+
+    def ctas(self, m: int, n: int, num_ctas: int) -> int:
+        """CTAs of a launch: whole clusters, no more than have a tile, unless there is
+        one for every tile."""
+        rows = -(-m // (self.tile_m * self.cluster_m))
+        clusters = rows * -(-n // (self.tile_n * self.cluster_n))
+        if self.scheduler != "single_tile":
+            clusters = min(clusters, max(num_ctas // self.cluster_size, 1))
+        return clusters * self.cluster_size
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

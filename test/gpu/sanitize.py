@@ -76,7 +76,7 @@ def _arguments() -> argparse.Namespace:
 def launch(case: Case, build: KernelBuild) -> bool:
     """Run a case and print its line; a hang is the case named last on stderr."""
     run = runs(build)[0]
-    operands = gemm_case.make(build, *run.sizes)
+    operands = gemm_case.make(build, *run.sizes, num_ctas=run.num_ctas)
     started = time.monotonic()
     print(f"{case} {run}", file=sys.stderr, flush=True)
     run_on_gpu(build, operands, run.num_ctas)

@@ -61,7 +61,7 @@ class MatrixTest(TestCase):
         self, case: Case, sizes: tuple[int, int, int], num_ctas: int, modes=MODES
     ) -> None:
         build = case.build()
-        operands = gemm_case.make(build, *sizes)
+        operands = gemm_case.make(build, *sizes, num_ctas=num_ctas)
         for mode in modes:
             operands.poison()
             report = self.child.simulate(

@@ -36,17 +36,17 @@ thread take 251 registers, and one output more spills."""
 
 
 def epilogue_values(problem: GemmProblem, schedule: GemmSchedule) -> int:
-    """Values a thread holds at once: accumulators, FULL inputs, outputs that are stored
-    element by element."""
+    """Values a thread holds at once: FULL inputs, outputs, and the accumulators of
+    products after the first."""
     elements = schedule.tile_m * schedule.epi_n // (EPILOGUE_WARPS * WARP_THREADS)
     graph = problem.epilogue
     full = sum(i.kind.value == "full" for i in graph.inputs)
-    return elements * (len(graph.outputs) + full)
+    return elements * (len(graph.outputs) + full + graph.products - 1)
 
 
-def tmem_columns(schedule: GemmSchedule) -> int:
+def tmem_columns(schedule: GemmSchedule, products: int = 1) -> int:
     """Columns to allocate: all accumulator stages, rounded up to a power of two."""
-    ranges = schedule.acc_stages
+    ranges = schedule.acc_stages * products
     if schedule.tile_m == 64:
         ranges = (ranges + 1) // 2
     columns = 32
@@ -71,13 +71,14 @@ class Sm100Spec(ArchSpec):
     def check_schedule(self, problem: GemmProblem, schedule: GemmSchedule) -> Status:
         s = schedule
         common = check_common(self, problem, s)
-        return common & _check_mma(s) & _check_epilogue(problem, s)
+        products = problem.epilogue.products
+        return common & _check_mma(s, products) & _check_epilogue(problem, s)
 
 
-def _check_mma(s: GemmSchedule) -> Status:
+def _check_mma(s: GemmSchedule, products: int) -> Status:
     """Shapes of the MMA and of its accumulators."""
     step = 16 if s.tile_m == 128 else 8
-    columns = tmem_columns(s)
+    columns = tmem_columns(s, products)
     return Status.check(
         (s.tile_m in (64, 128), f"tile_m={s.tile_m} is not 64 or 128"),
         (

@@ -77,7 +77,7 @@ class Sm90Spec(ArchSpec):
         accumulators = (
             self.staged_rows(s) * s.tile_n // (WARPGROUP_THREADS * s.math_warpgroups)
         )
-        sets = accumulator_sets(problem, s)
+        sets = accumulator_sets(problem, s) * problem.epilogue.products
         moved = s.registers == "moved"
         most = MAX_ACCUMULATORS_PER_THREAD[s.math_warpgroups]
         most = MOVED_ACCUMULATORS if moved else most
@@ -97,6 +97,10 @@ class Sm90Spec(ArchSpec):
             (
                 s.promotion == "wait" or (sets > 1 and s.ab_stages > 2),
                 "promotion='overlap' needs exact FP8 accumulation and 3 A/B stages",
+            ),
+            (
+                s.promotion != "overlap" or problem.epilogue.products == 1,
+                "promotion='overlap' is for kernels of one product",
             ),
             (
                 s.tile_m % (MMA_M * s.math_warpgroups) == 0 or _padded(problem, s),

@@ -61,14 +61,21 @@ class ArchSpec(ABC):
     def smem_used(self, problem: GemmProblem, schedule: GemmSchedule) -> int:
         """Bytes of shared memory: barriers, staged A and B, staged output subtiles."""
         rows = self.staged_rows(schedule)
+        columns = schedule.tile_n * problem.epilogue.products
         stage = (
-            rows * problem.a_dtype.bytes + schedule.tile_n * problem.b_dtype.bytes
+            rows * problem.a_dtype.bytes + columns * problem.b_dtype.bytes
         ) * schedule.tile_k
         staged_out = 0
         if schedule.store == "tma":
             subtile = rows * schedule.epi_n * problem.out_dtype.bytes
             staged_out = subtile * schedule.epi_stages
         return SMEM_ALIGN_BYTES + schedule.ab_stages * stage + staged_out
+
+
+def _may_omit(problem: GemmProblem, schedule: GemmSchedule) -> bool:
+    """Could the shared loop of such a kernel go?"""
+    single = len(problem.epilogue.roots) == 1
+    return single and schedule.shared_loop == "auto" and schedule.record == "none"
 
 
 def check_common(
@@ -117,7 +124,7 @@ def check_common(
             f"registers {s.registers!r} is unknown",
         ),
         (
-            s.registers == "even" or s.shared_loop == "auto",
+            s.registers == "even" or _may_omit(problem, s),
             "registers='moved' needs roles without a shared loop",
         ),
         (
@@ -127,6 +134,11 @@ def check_common(
         (
             s.shared_loop in ("auto", "keep", "inline"),
             f"shared_loop {s.shared_loop!r} is unknown",
+        ),
+        (s.record in ("none", "walk_end"), f"record {s.record!r} is unknown"),
+        (
+            s.record == "none" or s.cluster_size == 1,
+            f"record {s.record!r} is for clusters of one CTA",
         ),
         (
             s.store == "direct" or problem.out_aligned,

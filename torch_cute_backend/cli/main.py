@@ -112,6 +112,13 @@ def _add_problem(parser: argparse.ArgumentParser) -> None:
         known = [v.value for v in values]
         parser.add_argument(f"--{name}", choices=known, default=known[0])
     parser.add_argument("--bias", action="store_true", help="a bias of N elements")
+    parser.add_argument(
+        "--products",
+        type=int,
+        choices=(1, 2),
+        default=1,
+        help="2: A with two Bs in one kernel, as the K and V projections of one input",
+    )
     parser.add_argument("--arch", help=f"{', '.join(ARCHS)} (default: the GPU's)")
     parser.add_argument("--scheduler", choices=tuple(SCHEDULERS))
     parser.add_argument("--shared-loop", choices=("auto", "keep", "inline"))

@@ -122,7 +122,9 @@ def problem_from(args: argparse.Namespace) -> GemmProblem:
         b_major=Major(args.b_major),
         scaling=scaling,
         accum=Accum(args.accum),
-        epilogue=EpilogueGraph.linear(out, scale_a, scale_b, bias),
+        epilogue=EpilogueGraph.linear(
+            out, scale_a, scale_b, bias, products=args.products
+        ),
         out_aligned=args.n * out.bytes % 16 == 0,
     )
 
@@ -172,4 +174,5 @@ def problem_to_json(problem: GemmProblem) -> dict[str, Any]:
         "b_major": problem.b_major.value,
         "scaling": problem.scaling,
         "accum": problem.accum.value,
+        "products": problem.epilogue.products,
     }

@@ -49,14 +49,15 @@ def simulate(
     from torch_cute_backend.sim import gemm_case
 
     problem = build.problem
-    operands = gemm_case.make(build, problem.m, problem.n, problem.k)
+    num_ctas = sms or build.arch.default_sms
+    operands = gemm_case.make(build, problem.m, problem.n, problem.k, num_ctas=num_ctas)
     if sys.stderr.isatty():
         print(f"simulating {build.source.name} ...", file=sys.stderr)
     with SimChild() as child:
         report = child.simulate(
             build.source,
             operands.tensors,
-            num_ctas=sms or build.arch.default_sms,
+            num_ctas=num_ctas,
             mode=mode,
             trace=trace,
             roles=role_of_warp(build),

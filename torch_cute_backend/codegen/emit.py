@@ -134,6 +134,11 @@ class Emitter:
         costs every role some 25 instructions a tile, before its first load."""
         self.out.line(f"{s.var} = {by_multiplier(s.value)}")
 
+    @emits(st.ScalarStore)
+    def scalar_store(self, s: st.ScalarStore) -> None:
+        with self.out.block("if tidx == 0:"):
+            self.out.line(f"{names.gmem(s.buffer)}[{s.index}] = {s.value}")
+
     @emits(st.TileLoop)
     def tile_loop(self, s: st.TileLoop) -> None:
         self.out.line(f"{s.work} = {s.first}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch_cute_backend.codegen.writer import Writer
 from torch_cute_backend.dtypes import FLOAT32, DType, dtype
@@ -14,24 +14,26 @@ from torch_cute_backend.epilogue.ops import op_class
 def emit_graph(
     out: Writer,
     graph: EpilogueGraph,
-    accumulator: str,
+    accumulators: Sequence[str],
     inputs: Callable[[int], str],
     store: Callable[[int, str], str],
 ) -> None:
     """Print the evaluation of ``graph`` for one element.
 
     Args:
-        accumulator: expression of the element's accumulator.
+        accumulators: expression of the element's accumulator of each product.
         inputs: index of a graph input -> expression of its (fp32) value here.
         store: index of a graph output, value expression -> the storing line.
     """
     values: list[str] = []
     for i, node in enumerate(graph.nodes):
-        text = _node_text(node, values, accumulator, inputs)
+        text = _node_text(node, values, accumulators, inputs)
         if node.op in ("const", "input"):
             values.append(text)
             continue
-        name = "acc" if node.op == "acc" else f"v{i}"
+        name = f"v{i}"
+        if node.op == "acc":
+            name = "acc" if node.attr is None else f"acc_{node.attr}"
         out.line(f"{name} = {_unwrap(text)}")
         values.append(name)
     for i, output in enumerate(graph.outputs):
@@ -41,11 +43,11 @@ def emit_graph(
 def _node_text(
     node: EpilogueNode,
     values: list[str],
-    accumulator: str,
+    accumulators: Sequence[str],
     inputs: Callable[[int], str],
 ) -> str:
     if node.op == "acc":
-        return accumulator
+        return accumulators[int(node.attr or 0)]
     if node.op == "input":
         return inputs(int(node.attr or 0))
     if node.op == "const":

@@ -70,9 +70,10 @@ class Sm100Emitter(Sm100SetupEmitter):
     def mma(self, s: flow.Mma) -> None:
         out = self.out
         acc = self.tmem_tensor(s.accumulator)
-        acc_stage = names.producer_state(self.carrier(s.accumulator))
+        state = names.producer_state(self.carrier(s.accumulator))
+        acc_stage = self.accumulator_stage(state, s.product)
         stage = f"{names.consumer_state(s.pipeline)}.index"
-        out.line(f"{acc}_stage = {acc}[(None, None, None, {acc_stage}.index)]")
+        out.line(f"{acc}_stage = {acc}[(None, None, None, {acc_stage})]")
         with out.block("for k_block in range_constexpr(cute.size(tCrA, mode=[2])):"):
             out.comment("The tile's first MMA overwrites the accumulator.")
             out.line(f"accumulate = k_block > 0 or {s.index} > 0")
@@ -84,7 +85,7 @@ class Sm100Emitter(Sm100SetupEmitter):
                     "tiled_mma",
                     f"{acc}_stage",
                     "tCrA[k_coord]",
-                    "tCrB[k_coord]",
+                    f"{names.fragment(s.b)}[k_coord]",
                     f"{acc}_stage",
                 ),
             )
@@ -94,7 +95,8 @@ class Sm100Emitter(Sm100SetupEmitter):
     @emits(flow.TmemLoad)
     def tmem_load(self, s: flow.TmemLoad) -> None:
         """The fence is tcgen05.wait::ld: before it the registers hold nothing."""
-        subtile = f"{s.subtile}, {names.consumer_state(s.pipeline)}.index"
+        stage = self.accumulator_stage(names.consumer_state(s.pipeline), s.product)
+        subtile = f"{s.subtile}, {stage}"
         self.out.call(
             "cute.copy(",
             (
@@ -175,7 +177,7 @@ class Sm100Emitter(Sm100SetupEmitter):
                 emit_graph(
                     self.out,
                     s.graph,
-                    f"{names.registers(s.source)}[e]",
+                    [f"{names.registers(b)}[e]" for b in s.sources],
                     lambda i: self._input(s.graph, i, s.inputs[i]),
                     lambda i, v: f"{names.registers(s.targets[i])}[e] = {v}",
                 )

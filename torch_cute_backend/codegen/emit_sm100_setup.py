@@ -44,6 +44,7 @@ class Sm100SetupEmitter(Emitter):
         self.quads = schedule.tile_m == 64 or elementwise
         # Unrolled, the addresses and predicates of all subtiles would crowd registers.
         self.rolled = elementwise and not self.one_subtile()
+        self.products = problem.epilogue.products
         self.row_blocks = schedule.tile_m // (4 * QUAD_ROWS)
         self._whole_columns: dict[str, bool] = {}
         self._carriers: dict[Buffer, Pipeline] = {}
@@ -182,7 +183,7 @@ class Sm100SetupEmitter(Emitter):
         out = self.out
         out.comment(f"(MMA, MMA_{rows[-1]}, MMA_K, tiles, k tiles)")
         out.call(
-            f"tCg{x} = thr_mma.partition_{x}(",
+            f"tCg{x} = thr_mma.partition_{names.operand(x)}(",
             (f"cute.local_tile({tensor}, ({rows}, TILE_K), (None, None))",),
         )
         out.comment("(box, stages), (box, tiles, k tiles)")
@@ -211,7 +212,8 @@ class Sm100SetupEmitter(Emitter):
         out = self.out
         out.comment("(MMA, MMA_M, MMA_K, stages), (MMA, MMA_N, MMA_K, stages)")
         out.line(f"tCrA = tiled_mma.make_fragment_A({s.a})")
-        out.line(f"tCrB = tiled_mma.make_fragment_B({s.b})")
+        for b in (s.b, *s.more_b):
+            out.line(f"{names.fragment(b)} = tiled_mma.make_fragment_B({b})")
         self._view_accumulator(s.accumulator)
 
     def tmem_tensor(self, accumulator: Buffer) -> str:
@@ -228,16 +230,22 @@ class Sm100SetupEmitter(Emitter):
                 "ptr_to_buffer_holding_addr=storage.tmem_address.ptr",
             ),
         )
+        stages = accumulator.stages * self.products
         out.comment("(MMA, MMA_M, MMA_N, stages)")
         out.line(f"acc_shape = tiled_mma.partition_shape_C(({self.mma_rows}, TILE_N))")
         out.call(
             f"{self.tmem_tensor(accumulator)} = cute.make_tensor(",
             (
                 "tmem_ptr",
-                "tiled_mma.make_fragment_C("
-                f"cute.append(acc_shape, {accumulator.stages})).layout",
+                f"tiled_mma.make_fragment_C(cute.append(acc_shape, {stages})).layout",
             ),
         )
+
+    def accumulator_stage(self, state: str, product: int) -> str:
+        """The accumulators of one stage lie next to each other, by product."""
+        if self.products == 1:
+            return f"{state}.index"
+        return f"{state}.index * {self.products} + {product}"
 
     @emits(sync.PartitionEpilogue)
     def partition_epilogue(self, s: sync.PartitionEpilogue) -> None:
@@ -251,6 +259,9 @@ class Sm100SetupEmitter(Emitter):
             ("cute.make_identity_tensor((TILE_M, EPI_N))",),
         )
         out.line("tCrAcc = cute.make_rmem_tensor(tCcD.shape, Float32)")
+        for further in s.more:
+            regs = names.registers(further)
+            out.line(f"{regs} = cute.make_rmem_tensor(tCcD.shape, Float32)")
         for target in s.targets:
             kind = f"cutlass.{dtype(target.dtype).cutlass}"
             regs = names.registers(target)

@@ -85,9 +85,12 @@ class Sm90Emitter(Emitter):
         )
         out.comment("(MMA, MMA_M, MMA_K, stages), (MMA, MMA_N, MMA_K, stages)")
         out.line(f"tCrA = tiled_mma.make_fragment_A(thr_mma.partition_A({s.a}))")
-        out.line(f"tCrB = tiled_mma.make_fragment_B(thr_mma.partition_B({s.b}))")
+        for b in (s.b, *s.more_b):
+            fragment = f"tiled_mma.make_fragment_B(thr_mma.partition_B({b}))"
+            out.line(f"{names.fragment(b)} = {fragment}")
         out.comment("((2 columns, 2 rows, TILE_N / 8), MMA_M, 1)")
-        for buffer in (s.accumulator, s.promote, s.alternate):
+        further = s.more_accumulators
+        for buffer in (s.accumulator, s.promote, s.alternate, *further):
             if buffer is not None:
                 self._accumulator(buffer)
 
@@ -227,11 +230,13 @@ class Sm90Emitter(Emitter):
             out.line(f"accumulate = k_block > 0{first}")
             out.line("tiled_mma.set(warpgroup.Field.ACCUMULATE, accumulate)")
             out.line(f"k_coord = (None, None, k_block, {stage})")
-            out.line(
-                f"cute.gemm(tiled_mma, {acc}, tCrA[k_coord], tCrB[k_coord], {acc})"
+            b = names.fragment(s.b)
+            out.call(
+                "cute.gemm(", ("tiled_mma", acc, "tCrA[k_coord]", f"{b}[k_coord]", acc)
             )
         out.line("warpgroup.commit_group()")
-        out.line(f"{names.consumer_state(s.pipeline)}.advance()")
+        if not s.more:
+            out.line(f"{names.consumer_state(s.pipeline)}.advance()")
 
     def _promote(self, acc: str, promote: Buffer) -> None:
         out, total = self.out, names.registers(promote)
@@ -374,10 +379,13 @@ class Sm90Emitter(Emitter):
             for buffer in columns:
                 self._shuffle_column(buffer, group)
             with self._elements("i", "r"):
+                if s.more:
+                    self.out.line(f"element = {element}")
+                    element = "element"
                 emit_graph(
                     self.out,
                     s.graph,
-                    f"{names.registers(s.source)}[{element}]",
+                    [f"{names.registers(b)}[{element}]" for b in s.sources],
                     lambda i: self._input(kinds[i], s.inputs[i]),
                     lambda i, v: (
                         f"{names.registers(s.targets[i])}[{self._element()}] = {v}"

@@ -7,6 +7,7 @@ operands are partitioned by it.
 from __future__ import annotations
 
 from torch_cute_backend.arch.sm100 import TMEM_WARP
+from torch_cute_backend.codegen import names
 from torch_cute_backend.codegen.host_sm90 import Sm90Host, swizzle_name
 from torch_cute_backend.codegen.writer import Writer
 
@@ -118,16 +119,18 @@ class Sm100Host(Sm90Host):
         self, out: Writer, x: str, tensor: str, rows: str, multicast: int
     ) -> None:
         group = self.schedule.cta_group
-        if x == "b":
+        operand = names.operand(x)
+        if operand == "b":
             multicast //= group
         kind = "MulticastOp" if multicast > 1 else "Op"
         across_m = "CLUSTER_M" if group == 1 else "CLUSTER_M // 2"
         out.call(
-            f"tma_atom_{x}, {tensor} = cute.nvgpu.make_tiled_tma_atom_{x.upper()}(",
+            f"tma_atom_{x}, {tensor} = "
+            f"cute.nvgpu.make_tiled_tma_atom_{operand.upper()}(",
             (
                 f"cpasync.CopyBulkTensorTileG2S{kind}({self._cta_group})",
                 x,
-                f"cute.slice_({x}_smem_layout, (None, None, None, 0))",
+                f"cute.slice_({operand}_smem_layout, (None, None, None, 0))",
                 "mma_tiler",
                 "tiled_mma",
                 f"({group}, {across_m}, CLUSTER_N, 1)",

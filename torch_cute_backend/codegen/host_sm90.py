@@ -40,6 +40,8 @@ class Sm90Host:
         self.outputs = tuple(
             b for b in gmem if b.name in {o.name for o in problem.epilogue.outputs}
         )
+        self.records = tuple(b for b in gmem if b.name == "walk_end")
+        self.operands = tuple(b for b in gmem if names.operand(b.name) in names.MODES)
 
     def imports(self) -> tuple[str, ...]:
         return (
@@ -84,17 +86,14 @@ class Sm90Host:
         """Names and types of the kernel's parameters."""
         atom, tensor, mma = "cute.CopyAtom", "cute.Tensor", "cute.TiledMma"
         layout = "cute.ComposedLayout"
-        rows: list[tuple[str, str]] = [
-            ("tma_atom_a", atom),
-            ("mA_mk", tensor),
-            ("tma_atom_b", atom),
-            ("mB_nk", tensor),
-        ]
+        rows: list[tuple[str, str]] = []
+        for operand in self.operands:
+            rows += [(names.tma_atom(operand), atom), (names.gmem(operand), tensor)]
         for i, out in enumerate(self.outputs):
             if self.staged and i == 0:
                 rows.append((names.tma_atom(out), atom))
             rows.append((names.gmem(out), tensor))
-        rows.extend((names.gmem(b), tensor) for b in self.inputs)
+        rows.extend((names.gmem(b), tensor) for b in (*self.records, *self.inputs))
         rows += [("tiled_mma", mma), ("epi_mma", mma)]
         rows += [(f"{x}_smem_layout", layout) for x in self._staged_names()]
         rows += [(x, "Int32") for x in ("tiles_m", "tiles_n", "m", "n")]
@@ -147,7 +146,8 @@ class Sm90Host:
     def entry(self, out: Writer, kernel: str) -> None:
         """The ``@cute.jit`` function ``gemm``."""
         out.line("@cute.jit")
-        tensors = ["a", "b", *(b.name for b in (*self.outputs, *self.inputs))]
+        tensors = [b.name.lower() for b in self.operands]
+        tensors += [b.name for b in (*self.outputs, *self.records, *self.inputs)]
         parameters = [f"{t}: cute.Tensor" for t in tensors]
         out.call("def gemm(", (*parameters, "num_ctas: Int32", "stream"), "):")
         with out.indent():
@@ -237,8 +237,11 @@ class Sm90Host:
 
     def _tma(self, out: Writer) -> None:
         s = self.schedule
-        self._load_atom(out, "a", "mA_mk", "TILE_M", s.cluster_n)
-        self._load_atom(out, "b", "mB_nk", "TILE_N", s.cluster_m)
+        a, *bs = self.operands
+        self._load_atom(out, "a", names.gmem(a), "TILE_M", s.cluster_n)
+        for b in bs:
+            x = b.name.lower()
+            self._load_atom(out, x, names.gmem(b), "TILE_N", s.cluster_m)
         if self.staged:
             d = self.outputs[0]
             out.call(
@@ -349,7 +352,7 @@ class Sm90Host:
         for size in self._divisors:
             if parameter == names.divisor(size):
                 return f"cute.FastDivmodDivisorV2({size})"
-        for i, b in enumerate((*self.outputs, *self.inputs)):
+        for i, b in enumerate((*self.outputs, *self.records, *self.inputs)):
             if parameter == names.gmem(b):
                 return parameter if self.staged and i == 0 else b.name
         return parameter

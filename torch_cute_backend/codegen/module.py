@@ -13,6 +13,7 @@ from torch_cute_backend.codegen.host_sm90 import Sm90Host
 from torch_cute_backend.codegen.host_sm100 import Sm100Host
 from torch_cute_backend.codegen.source import KernelSource, TensorArg
 from torch_cute_backend.codegen.writer import Writer
+from torch_cute_backend.dtypes import INT32
 from torch_cute_backend.epilogue.graph import InputKind
 from torch_cute_backend.errors import CodegenError
 from torch_cute_backend.ir.program import Program
@@ -97,8 +98,12 @@ def kernel_args(
     k_major_a, k_major_b = problem.a_major is Major.K, problem.b_major is Major.K
     args = [
         TensorArg("a", a, ("m", "k"), 1 if k_major_a else 0, 16 // a.bytes),
-        TensorArg("b", b, ("n", "k"), 1 if k_major_b else 0, 16 // b.bytes),
     ]
+    for i in range(problem.epilogue.products):
+        name = f"b{i or ''}"
+        args.append(
+            TensorArg(name, b, ("n", "k"), 1 if k_major_b else 0, 16 // b.bytes)
+        )
     for i, out in enumerate(problem.epilogue.outputs):
         tma = i == 0 and schedule.store == "tma"
         args.append(
@@ -112,6 +117,8 @@ def kernel_args(
                 output=True,
             )
         )
+    if schedule.record != "none":
+        args.append(TensorArg("walk_end", INT32, ("ctas",), 0, 1, 4, output=True))
     for entry in problem.epilogue.inputs:
         full = entry.kind is InputKind.FULL
         args.append(

@@ -27,7 +27,13 @@ def tiled(buffer: Buffer) -> str:
 
 
 def _modes(buffer: Buffer) -> str:
-    return f"_{MODES[buffer.name]}" if buffer.name in MODES else ""
+    modes = MODES.get(operand(buffer.name))
+    return "" if modes is None else f"_{modes}"
+
+
+def operand(name: str) -> str:
+    """``B1``, the B of a second product, is laid out and partitioned as ``B``."""
+    return name.rstrip("0123456789")
 
 
 def tma_atom(buffer: Buffer) -> str:
@@ -36,12 +42,17 @@ def tma_atom(buffer: Buffer) -> str:
 
 def smem_layout(buffer: Buffer) -> str:
     """Parameter with the staged layout of shared buffer ``sA``: ``a_smem_layout``."""
-    return f"{buffer.name.removeprefix('s').lower()}_smem_layout"
+    return f"{operand(buffer.name.removeprefix('s')).lower()}_smem_layout"
 
 
 def registers(buffer: Buffer) -> str:
     """This thread's registers: ``tCrAcc``, ``tCrD``, ``tCrScaleA``."""
     return f"tCr{camel(buffer.name)}"
+
+
+def fragment(buffer: Buffer) -> str:
+    """The MMA's view of staged operand ``sB``: ``tCrB``."""
+    return f"tCr{buffer.name.removeprefix('s')}"
 
 
 def pipeline(p: Pipeline) -> str:

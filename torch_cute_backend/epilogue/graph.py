@@ -28,12 +28,14 @@ from torch_cute_backend.status import Status
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 RESERVED = frozenset(
     (
-        *("a", "b", "acc", "acc_k", "m", "n", "tiles_m", "tiles_n", "room", "clusters"),
+        *("a", "b", "b1", "acc", "acc_1", "acc_k", "acc_k_1", "m", "n", "walk_end"),
+        *("tiles_m", "tiles_n", "room", "clusters"),
         *("num_ctas", "stream", "tiled_mma", "epi_mma", "mma_tiler", "gemm"),
         *("cute", "cutlass", "pipeline", "cpasync", "warp", "warpgroup", "tcgen05"),
     )
 )
 """Names that the generated entry point, or its registers, have a meaning for."""
+MAX_PRODUCTS = 2
 
 
 class InputKind(str, Enum):
@@ -58,9 +60,10 @@ class EpilogueInput:
 class EpilogueNode:
     """``op(*args)``; ``args`` are indices of earlier nodes.
 
-    Leaves: ``acc`` (the accumulator), ``input`` with ``attr`` an input's index, and
-    ``const`` with ``attr`` a number as ``repr`` writes it: as text, 0.0 and -0.0 are
-    different constants and NaN is equal to itself. ``round`` has a dtype name.
+    Leaves: ``acc`` (the accumulator; ``attr`` 1 for that of a second product, A with
+    another B), ``input`` with ``attr`` an input's index, and ``const`` with ``attr`` a
+    number as ``repr`` writes it: as text, 0.0 and -0.0 are different constants and NaN
+    is equal to itself. ``round`` has a dtype name.
     """
 
     op: str
@@ -98,20 +101,48 @@ class EpilogueGraph:
         scale_b: InputKind | None = None,
         bias: DType | None = None,
         bias_kind: InputKind = InputKind.COL,
+        products: int = 1,
     ) -> EpilogueGraph:
         """``D = cast(acc * scale_a * scale_b + bias)``, each part optional.
 
         Inputs, in this order where present: ``scale_a``, ``scale_b`` (fp32), ``bias``.
+        With two products, ``D1`` has ``scale_b1`` and ``bias1`` of its own.
         """
         b = EpilogueBuilder()
-        value = b.acc()
-        for name, kind in (("scale_a", scale_a), ("scale_b", scale_b)):
-            if kind is not None:
-                value = b.op("mul", value, b.input(name, kind, FLOAT32))
-        if bias is not None:
-            value = b.op("add", value, b.input("bias", bias_kind, bias))
-        b.output(value, out_dtype)
+        for product in range(products):
+            value, own = b.acc(product), str(product or "")
+            for name, kind in (("scale_a", scale_a), (f"scale_b{own}", scale_b)):
+                if kind is not None:
+                    value = b.op("mul", value, b.input(name, kind, FLOAT32))
+            if bias is not None:
+                value = b.op("add", value, b.input(f"bias{own}", bias_kind, bias))
+            b.output(value, out_dtype, f"d{own}")
         return b.graph()
+
+    @property
+    def products(self) -> int:
+        """How many products with A there are, each with a B and an accumulator of its
+        own: 1 for a plain GEMM."""
+        return 1 + max((_product(n) for n in self.nodes if n.op == "acc"), default=0)
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """Names of the independent computations, each by its first output: outputs
+        that share an accumulator belong to one."""
+        found: list[tuple[str, frozenset[int]]] = []
+        for out in self.outputs:
+            name, wanted = out.name, self._products_of(out.node)
+            for other in [f for f in found if f[1] & wanted]:
+                found.remove(other)
+                name, wanted = other[0], wanted | other[1]
+            found.append((name, wanted))
+        return tuple(name for name, _ in found)
+
+    def _products_of(self, node: int) -> frozenset[int]:
+        """The accumulators that a node's value is computed from."""
+        here = self.nodes[node]
+        own = frozenset((_product(here),) if here.op == "acc" else ())
+        return own.union(*(self._products_of(a) for a in here.args))
 
     @property
     def costly(self) -> bool:
@@ -150,6 +181,8 @@ class EpilogueGraph:
         )
 
     def _attr_fits(self, node: EpilogueNode) -> bool:
+        if node.op == "acc":
+            return node.attr is None or node.attr in range(1, MAX_PRODUCTS)
         if node.op == "input":
             return type(node.attr) is int and 0 <= node.attr < len(self.inputs)
         if node.op == "round":
@@ -170,6 +203,10 @@ class EpilogueGraph:
         return status & Status.check(
             (not twice, f"epilogue: names {', '.join(twice)} clash")
         )
+
+
+def _product(acc: EpilogueNode) -> int:
+    return int(acc.attr or 0)
 
 
 def _usable(name: str) -> bool:
@@ -203,8 +240,8 @@ class EpilogueBuilder:
         self.nodes.append(node)
         return len(self.nodes) - 1
 
-    def acc(self) -> int:
-        return self._node(EpilogueNode("acc"))
+    def acc(self, product: int = 0) -> int:
+        return self._node(EpilogueNode("acc", (), product or None))
 
     def const(self, value: float) -> int:
         return self._node(EpilogueNode("const", (), repr(float(value))))

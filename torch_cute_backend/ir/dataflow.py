@@ -130,6 +130,8 @@ class Mma(Stmt):
     accumulator starts from zero at index 0. ``padding``: rows of ``a`` that TMA does
     not fill. ``alternate``: a second accumulator; k tiles take turns, and each one's
     sum is added while the next one's wgmma runs (the last one's by :class:`MmaDrain`).
+    ``product``: which part of a tensor-memory accumulator it is that holds one for
+    each product. ``more``: another product reads the same stage after it.
     """
 
     accumulator: Buffer
@@ -140,6 +142,8 @@ class Mma(Stmt):
     promote: Buffer | None = None
     padding: Buffer | None = None
     alternate: Buffer | None = None
+    product: int = 0
+    more: bool = False
 
     def effects(self) -> tuple[Effect, ...]:
         extra: tuple[Effect, ...] = ()
@@ -184,12 +188,14 @@ class MmaDrain(Stmt):
 @dataclass(frozen=True, kw_only=True)
 class TmemLoad(Stmt):
     """Copy subtile ``subtile`` of the accumulator stage to registers and wait; after
-    that wait the read is complete, hence the generic proxy."""
+    that wait the read is complete, hence the generic proxy. ``product`` as for
+    :class:`Mma`."""
 
     source: Buffer
     target: Buffer
     pipeline: Pipeline
     subtile: Var
+    product: int = 0
 
     def effects(self) -> tuple[Effect, ...]:
         return (Read(self.source), Write(self.target))
@@ -221,17 +227,24 @@ class EpilogueLoad(Stmt):
 
 @dataclass(frozen=True, kw_only=True)
 class EpilogueApply(Stmt):
-    """Run the epilogue graph on one subtile, from ``source`` registers and the loaded
-    ``inputs`` to one register buffer an output, cast to its dtype."""
+    """Run the epilogue graph on one subtile, from ``source`` registers (``more``: those
+    of further products) and the loaded ``inputs`` to one register buffer an output,
+    cast to its dtype."""
 
     graph: EpilogueGraph
     source: Buffer
     inputs: tuple[Buffer, ...]
     targets: tuple[Buffer, ...]
     subtile: Var
+    more: tuple[Buffer, ...] = ()
+
+    @property
+    def sources(self) -> tuple[Buffer, ...]:
+        """The accumulator of each product."""
+        return (self.source, *self.more)
 
     def effects(self) -> tuple[Effect, ...]:
-        reads = tuple(Read(b) for b in (self.source, *self.inputs))
+        reads = tuple(Read(b) for b in (*self.sources, *self.inputs))
         return (*reads, *(Write(b) for b in self.targets))
 
     def operands(self) -> str:
@@ -239,7 +252,8 @@ class EpilogueApply(Stmt):
         outs = ", ".join(b.name for b in self.targets)
         steps = "->".join(n.op for n in self.graph.nodes if n.op != "input")
         inputs = f"inputs=({names})"
-        return f"{self.source} -> {outs}, {inputs}, {steps}, subtile={self.subtile}"
+        sources = ", ".join(b.name for b in self.sources)
+        return f"{sources} -> {outs}, {inputs}, {steps}, subtile={self.subtile}"
 
 
 @dataclass(frozen=True, kw_only=True)

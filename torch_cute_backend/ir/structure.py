@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from torch_cute_backend.ir.effects import Claim, Effect, Read, Step
+from torch_cute_backend.ir.effects import Claim, Effect, Read, Step, Write
 from torch_cute_backend.ir.expr import Expr
 from torch_cute_backend.ir.ops import Body, Stmt, body, defines, replacement
 from torch_cute_backend.ir.values import Buffer, Scheduler, Var
@@ -39,6 +40,20 @@ class ScalarLoad(Stmt):
 
     def effects(self) -> tuple[Effect, ...]:
         return (Read(self.buffer),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalarStore(Stmt):
+    """``buffer[index] = value``, an integer, by one elected thread of the CTA; no two
+    CTAs have the same ``index``."""
+
+    buffer: Buffer
+    index: Expr
+    value: Expr
+    elected: ClassVar[bool] = True
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (Write(self.buffer, disjoint=True),)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -182,13 +182,16 @@ class PartitionTma(Stmt):
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionMma(Stmt):
-    """MMA fragments of staged A and B and the accumulator."""
+    """MMA fragments of staged A and B and the accumulator; ``more_b`` and
+    ``more_accumulators`` are those of further products."""
 
     a: Buffer
     b: Buffer
     accumulator: Buffer
     promote: Buffer | None = None
     alternate: Buffer | None = None
+    more_b: tuple[Buffer, ...] = ()
+    more_accumulators: tuple[Buffer, ...] = ()
 
     def effects(self) -> tuple[Effect, ...]:
         return ()
@@ -196,11 +199,13 @@ class PartitionMma(Stmt):
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionEpilogue(Stmt):
-    """This thread's share of a subtile: coordinates, registers, staging views."""
+    """This thread's share of a subtile: coordinates, registers, staging views.
+    ``more``: registers for the accumulators of further products."""
 
     source: Buffer
     targets: tuple[Buffer, ...]
     staging: Buffer | None = None
+    more: tuple[Buffer, ...] = ()
 
     def effects(self) -> tuple[Effect, ...]:
         return ()

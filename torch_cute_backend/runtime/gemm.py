@@ -48,7 +48,7 @@ class Launch:
 def run(
     build: KernelBuild,
     a: torch.Tensor,
-    b: torch.Tensor,
+    b: torch.Tensor | Sequence[torch.Tensor],
     *inputs: torch.Tensor,
     out: Sequence[torch.Tensor] | None = None,
     num_ctas: int | None = None,
@@ -57,9 +57,11 @@ def run(
 
     Args:
         a: (M, K).
-        b: (K, N), as ``torch.mm`` takes it.
+        b: (K, N), as ``torch.mm`` takes it; for a kernel of several products, one for
+            each.
         inputs: the epilogue's inputs, in graph order.
-        out: (M, N) tensors to write, in graph order; allocated if not given.
+        out: (M, N) tensors to write, in graph order, then the recorded walk if the
+            schedule asks for it; allocated if not given.
         num_ctas: CTAs to launch at most; by default one an SM.
 
     Raises:
@@ -67,24 +69,35 @@ def run(
     """
     if build.problem.is_grouped:
         raise UserError("the kernel is of a grouped GEMM; use grouped.run")
-    if b.dim() != 2 or a.dim() != 2:
-        raise UserError(f"a and b must be matrices, got {a.dim()}-D and {b.dim()}-D")
-    check_devices(build, (a, b, *inputs))
-    m, n = a.shape[0], b.shape[1]
+    bs = _every(b)
+    for x in bs:
+        if x.dim() != 2 or a.dim() != 2:
+            dims = f"{a.dim()}-D and {x.dim()}-D"
+            raise UserError(f"a and b must be matrices, got {dims}")
+    check_devices(build, (a, *bs, *inputs))
+    m, n = a.shape[0], bs[0].shape[1]
     if m == 0 or n == 0:
-        sizes = {"m": m, "n": n}
+        sizes = {"m": m, "n": n, "ctas": 0}
         return tuple(out) if out is not None else allocate(build, sizes, a.device)
-    if a.shape[1] == 0 and b.shape[0] == 0:
+    if a.shape[1] == 0 and all(x.shape[0] == 0 for x in bs):
         # An empty sum is 0, which a K of zeros gives too.
-        a, b = a.new_zeros(m, K_PADDING), b.new_zeros(n, K_PADDING).t()
+        a = a.new_zeros(m, K_PADDING)
+        bs = tuple(x.new_zeros(n, K_PADDING).t() for x in bs)
     with torch.cuda.device(a.device):
-        return bind(build, a, b, *inputs, out=out, num_ctas=num_ctas)()
+        return bind(build, a, bs, *inputs, out=out, num_ctas=num_ctas)()
+
+
+def _every(b: torch.Tensor | Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    bs = (b,) if isinstance(b, torch.Tensor) else tuple(b)
+    if not bs:
+        raise UserError("no b")
+    return bs
 
 
 def bind(
     build: KernelBuild,
     a: torch.Tensor,
-    b: torch.Tensor,
+    b: torch.Tensor | Sequence[torch.Tensor],
     *inputs: torch.Tensor,
     out: Sequence[torch.Tensor] | None = None,
     num_ctas: int | None = None,
@@ -94,14 +107,16 @@ def bind(
     Raises:
         UserError: as :func:`run`.
     """
-    sizes = {"m": a.shape[0], "n": b.shape[1], "k": a.shape[1]}
-    return arrange(build, a, b.t(), inputs, out, sizes, num_ctas)
+    bs = _every(b)
+    sizes = {"m": a.shape[0], "n": bs[0].shape[1], "k": a.shape[1]}
+    rows = tuple(x.t() for x in bs)
+    return arrange(build, a, rows, inputs, out, sizes, num_ctas)
 
 
 def arrange(
     build: KernelBuild,
     a: torch.Tensor,
-    b: torch.Tensor,
+    b: torch.Tensor | Sequence[torch.Tensor],
     inputs: Sequence[torch.Tensor],
     out: Sequence[torch.Tensor] | None,
     sizes: dict[str, int],
@@ -111,18 +126,29 @@ def arrange(
     """The launch on these tensors, checked and fitted.
 
     Args:
-        b: (N, K), as the kernel takes it.
+        b: (N, K), as the kernel takes it, one for each product.
         sizes: value of every symbol of the kernel's parameters.
         tail: arguments after the epilogue's inputs, which are never copied.
 
     Raises:
         UserError: as :func:`run`.
     """
-    check_devices(build, (a, b, *inputs, *(out or ()), *tail))
+    bs = _every(b)
+    check_devices(build, (a, *bs, *inputs, *(out or ()), *tail))
+    if num_ctas is None:
+        num_ctas = device.sm_count(device.device_index(a.device))
+    if num_ctas < 1:
+        raise UserError(f"num_ctas={num_ctas} is not positive")
+    if build.schedule.record != "none":
+        ctas = build.schedule.ctas(sizes["m"], sizes["n"], num_ctas)
+        sizes = {**sizes, "ctas": ctas}
+    products = build.problem.epilogue.products
+    if len(bs) != products:
+        raise UserError(f"{build.source.name} takes {products} b, got {len(bs)}")
     args = build.source.args
     outputs = [arg for arg in args if arg.output]
-    last = args[len(args) - len(tail) :]
-    extras = [arg for arg in args[2 : len(args) - len(tail)] if not arg.output]
+    first, last = 1 + products, len(args) - len(tail)
+    extras = [arg for arg in args[first:last] if not arg.output]
     if len(inputs) != len(extras) or (out is not None and len(out) != len(outputs)):
         raise UserError(
             f"{build.source.name} takes {len(extras)} epilogue input(s) and "
@@ -130,14 +156,13 @@ def arrange(
             f"{len(outputs) if out is None else len(out)}"
         )
     results = tuple(out) if out is not None else allocate(build, sizes, a.device)
-    tensors = [fit(args[0], a, sizes), fit(args[1], b, sizes)]
+    operands = zip(args[:first], (a, *bs), strict=True)
+    tensors = [fit(arg, t, sizes) for arg, t in operands]
     tensors += [require(arg, t, sizes) for arg, t in zip(outputs, results, strict=True)]
     tensors += [fit(arg, t, sizes) for arg, t in zip(extras, inputs, strict=True)]
-    tensors += [require(arg, t, sizes) for arg, t in zip(last, tail, strict=True)]
-    if num_ctas is None:
-        num_ctas = device.sm_count(device.device_index(a.device))
-    if num_ctas < 1:
-        raise UserError(f"num_ctas={num_ctas} is not positive")
+    tensors += [
+        require(arg, t, sizes) for arg, t in zip(args[last:], tail, strict=True)
+    ]
     function = load_kernel(build.source)
     return Launch(function, (*tensors, num_ctas), results)
 

@@ -40,7 +40,8 @@ class KernelClass:
 
     Attributes:
         arch: target, ``"sm_90a"``.
-        family: dtype and scaling, as :attr:`GemmProblem.family`.
+        family: dtype and scaling, as :attr:`GemmProblem.family`; ``-dual`` with two
+            products.
         cta_group: CTAs that share one MMA.
         cluster: ``"single"`` or ``"multicast"``.
     """
@@ -55,7 +56,9 @@ class KernelClass:
         cls, problem: GemmProblem, schedule: GemmSchedule, arch: ArchSpec
     ) -> KernelClass:
         cluster = "single" if schedule.cluster_size == 1 else "multicast"
-        return cls(arch.name, problem.family, schedule.cta_group, cluster)
+        dual = "-dual" if problem.epilogue.products > 1 else ""
+        family = problem.family + dual
+        return cls(arch.name, family, schedule.cta_group, cluster)
 
     def __str__(self) -> str:
         return (

@@ -29,9 +29,9 @@ class Operands:
     references: dict[str, torch.Tensor]
 
     def poison(self) -> None:
-        """Fill the outputs with NaN."""
+        """Fill the outputs with NaN, integers with -1."""
         for out in self.outputs.values():
-            out.copy_(torch.full(out.shape, float("nan")))
+            out.fill_(float("nan") if out.is_floating_point() else -1)
 
     def exact(self) -> bool:
         """Do all outputs equal their references bit for bit?"""
@@ -105,10 +105,17 @@ def _matrix(
 
 
 def make(
-    build: KernelBuild, m: int, n: int, k: int, seed: int = 0, fractions: bool = False
+    build: KernelBuild,
+    m: int,
+    n: int,
+    k: int,
+    seed: int = 0,
+    fractions: bool = False,
+    num_ctas: int = 1,
 ) -> Operands:
     """Operands of a kernel for run-time sizes; with ``fractions`` not only integers,
-    so that sums round.
+    so that sums round. ``num_ctas``: as it will be launched with, for kernels that
+    record their walk.
     """
     draw = Draw(seed, fractions)
     problem: GemmProblem = build.problem
@@ -116,12 +123,15 @@ def make(
     a = _matrix(m, k, problem.a_major, getattr(torch, problem.a_dtype.name), draw)
     b = _matrix(n, k, problem.b_major, getattr(torch, problem.b_dtype.name), draw)
     named = {"a": a, "b": b}
+    for i in range(1, graph.products):
+        kind = getattr(torch, problem.b_dtype.name)
+        named[f"b{i}"] = _matrix(n, k, problem.b_major, kind, draw)
     for entry in graph.inputs:
         named[entry.name] = _input(
             entry.kind, m, n, getattr(torch, entry.dtype.name), draw
         )
     references = dict(
-        zip((o.name for o in graph.outputs), evaluate(graph, a, b, named), strict=True)
+        zip((o.name for o in graph.outputs), evaluate(graph, named), strict=True)
     )
     outputs = {}
     for out in graph.outputs:
@@ -130,12 +140,24 @@ def make(
         outputs[out.name] = torch.zeros(shape, dtype=getattr(torch, out.dtype.name))[
             :, :n
         ]
+    if build.schedule.record == "walk_end":
+        references["walk_end"] = walk_ends(build, m, n, num_ctas)
+        outputs["walk_end"] = torch.zeros_like(references["walk_end"])
     named |= outputs
     found = Operands(
         [named[arg.name] for arg in build.source.args], outputs, references
     )
     found.poison()
     return found
+
+
+def walk_ends(build: KernelBuild, m: int, n: int, num_ctas: int) -> torch.Tensor:
+    """The first work tile beyond the last that each CTA would take."""
+    s = build.schedule
+    tiles = -(-m // s.tile_m) * -(-n // s.tile_n)
+    ctas = s.ctas(m, n, num_ctas)
+    first = torch.arange(ctas, dtype=torch.int32)
+    return first + (tiles - first + ctas - 1) // ctas * ctas
 
 
 def _input(
@@ -152,16 +174,15 @@ def _input(
 
 
 def evaluate(
-    graph: EpilogueGraph,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    named: dict[str, torch.Tensor],
+    graph: EpilogueGraph, named: dict[str, torch.Tensor]
 ) -> list[torch.Tensor]:
-    """The epilogue graph in fp32 torch operations."""
+    """The epilogue graph in fp32 torch operations; ``named`` holds the operands and
+    the graph's inputs."""
     values: list[torch.Tensor] = []
     for node in graph.nodes:
         if node.op == "acc":
-            value = a.float() @ b.float().t()
+            b = named[f"b{node.attr or ''}"]
+            value = named["a"].float() @ b.float().t()
         elif node.op == "const":
             value = torch.tensor(float(node.attr or 0.0), dtype=torch.float32)
         elif node.op == "round":

@@ -35,6 +35,7 @@ from torch_cute_backend.ir.program import Program
 from torch_cute_backend.ir.structure import (
     KLoop,
     Let,
+    ScalarStore,
     SchedulerAdvance,
     SubtileLoop,
     TileLoop,
@@ -80,7 +81,11 @@ SUBTILE = Var("subtile")
 def build_dense_gemm(
     problem: GemmProblem, schedule: GemmSchedule, arch: ArchSpec
 ) -> Program:
-    """The inline form of ``D = epilogue(A @ B)``; the schedule must be valid."""
+    """The inline form of ``D = epilogue(A @ B)``; the schedule must be valid.
+
+    An epilogue with two accumulators makes it ``A @ B`` and ``A @ B1`` side by side:
+    one walk over the tiles, one load of A, two MMAs a k tile.
+    """
     if arch.required_roles == ("load", "math"):
         res = resources_sm90(problem, schedule)
     elif arch.required_roles == ("load", "mma", "epilogue"):
@@ -90,7 +95,7 @@ def build_dense_gemm(
     return Program(
         name=kernel_name(problem, schedule),
         arch=arch.name,
-        roots=(res.outputs[0].name,),
+        roots=problem.epilogue.roots,
         roles=res.roles,
         buffers=res.buffers,
         pipelines=res.pipelines,
@@ -107,7 +112,8 @@ def build_dense_gemm(
 def kernel_name(problem: GemmProblem, schedule: GemmSchedule) -> str:
     """What profilers show: op, family and tile."""
     family = problem.family.replace("-", "_")
-    return f"cute_{problem.op}_{family}_{schedule.describe()}"
+    dual = "_dual" if problem.epilogue.products > 1 else ""
+    return f"cute_{problem.op}{dual}_{family}_{schedule.describe()}"
 
 
 def _prologue(res: DenseResources, schedule: GemmSchedule) -> Body:
@@ -122,16 +128,9 @@ def _prologue(res: DenseResources, schedule: GemmSchedule) -> Body:
     shared.append(InitSync(cluster=schedule.cluster_size > 1))
     load, mma, epilogue = res.load, res.mma, res.epilogue
     own: list[Stmt] = [
-        PartitionTma(role=load, buffers=(res.a, res.b)),
+        PartitionTma(role=load, buffers=(res.a, *(p.b for p in res.products))),
         PipelineStates(role=load, pipelines=(res.ab,)),
-        PartitionMma(
-            role=mma,
-            a=res.s_a,
-            b=res.s_b,
-            accumulator=res.acc,
-            promote=res.promote,
-            alternate=res.alternate,
-        ),
+        _partition_mma(res),
         PipelineStates(
             role=mma, pipelines=(res.ab,) if res.acc_pipe is None else res.pipelines
         ),
@@ -144,6 +143,7 @@ def _prologue(res: DenseResources, schedule: GemmSchedule) -> Body:
             source=res.acc,
             targets=res.registers_out,
             staging=res.staging,
+            more=tuple(p.registers_acc for p in res.more),
         )
     )
     return (*shared, *_registers(res), *own, *_padding(res))
@@ -156,6 +156,22 @@ def _registers(res: DenseResources) -> Body:
     return tuple(
         SetRegisters(role=role, count=count, increase=count > fewest)
         for role, count in budgets.items()
+    )
+
+
+def _partition_mma(res: DenseResources) -> Stmt:
+    """Tensor memory holds the accumulators of all products in one buffer."""
+    registers = res.tmem is None
+    accumulators = (b for p in res.more for b in (p.acc, p.promote) if b is not None)
+    return PartitionMma(
+        role=res.mma,
+        a=res.s_a,
+        b=res.s_b,
+        accumulator=res.acc,
+        promote=res.promote,
+        alternate=res.alternate,
+        more_b=tuple(p.s_b for p in res.more),
+        more_accumulators=tuple(accumulators) if registers else (),
     )
 
 
@@ -258,13 +274,16 @@ def _load(res: DenseResources, schedule: GemmSchedule) -> Body:
                     coords=(Ref(TILE_M), k),
                     l2=L2Policy.EVICT_LAST if stream else L2Policy.NORMAL,
                 ),
-                TmaLoad(
-                    role=role,
-                    source=res.b,
-                    target=res.s_b,
-                    pipeline=res.ab,
-                    coords=(Ref(TILE_N), k),
-                    l2=L2Policy.EVICT_FIRST if stream else L2Policy.NORMAL,
+                *(
+                    TmaLoad(
+                        role=role,
+                        source=product.b,
+                        target=product.s_b,
+                        pipeline=res.ab,
+                        coords=(Ref(TILE_N), k),
+                        l2=L2Policy.EVICT_FIRST if stream else L2Policy.NORMAL,
+                    )
+                    for product in res.products
                 ),
                 ProducerCommit(role=role, pipeline=res.ab),
             ),
@@ -283,16 +302,21 @@ def _mma(res: DenseResources) -> Body:
         count=Param("k_tiles"),
         body=(
             ConsumerWait(role=role, pipeline=res.ab),
-            Mma(
-                role=role,
-                accumulator=res.acc,
-                a=res.s_a,
-                b=res.s_b,
-                pipeline=res.ab,
-                index=K_TILE,
-                promote=res.promote,
-                padding=res.padding,
-                alternate=res.alternate,
+            *(
+                Mma(
+                    role=role,
+                    accumulator=product.acc,
+                    a=res.s_a,
+                    b=product.s_b,
+                    pipeline=res.ab,
+                    index=K_TILE,
+                    promote=product.promote,
+                    padding=res.padding,
+                    product=product.part,
+                    alternate=res.alternate,
+                    more=product != res.products[-1],
+                )
+                for product in res.products
             ),
             ConsumerRelease(
                 role=role,
@@ -313,10 +337,12 @@ def _mma(res: DenseResources) -> Body:
                 promote=res.promote,
                 count=Param("k_tiles"),
             )
-        if res.promote is None:
-            return (mainloop, drain)
-        clear = AccumulatorClear(role=role, accumulator=res.promote)
-        return (clear, mainloop, drain)
+        clear = tuple(
+            AccumulatorClear(role=role, accumulator=product.promote)
+            for product in res.products
+            if product.promote is not None
+        )
+        return (*clear, mainloop, drain)
     return (
         ProducerAcquire(role=role, pipeline=res.acc_pipe),
         mainloop,
@@ -334,14 +360,16 @@ def _epilogue(
     after: list[Stmt] = []
     if res.acc_pipe is not None:
         before.append(ConsumerWait(role=role, pipeline=res.acc_pipe))
-        inside.append(
+        inside.extend(
             TmemLoad(
                 role=role,
-                source=res.acc,
-                target=res.registers_acc,
+                source=product.acc,
+                target=product.registers_acc,
                 pipeline=res.acc_pipe,
                 subtile=SUBTILE,
+                product=product.part,
             )
+            for product in res.products
         )
         after.append(ConsumerRelease(role=role, pipeline=res.acc_pipe))
     inside.extend(epilogue_statements(problem, schedule, res, tile, SUBTILE))
@@ -367,5 +395,10 @@ def _post(res: DenseResources) -> Body:
         statements.append(NamedBarrierSync(role=res.epilogue, barrier=res.epi_barrier))
         statements.append(
             TmemFree(role=res.epilogue, buffer=res.tmem, columns=res.tmem_columns)
+        )
+    if res.walk_end is not None:
+        # Reads the work tile that the shared loop leaves behind.
+        statements.append(
+            ScalarStore(buffer=res.walk_end, index=Param("bidx"), value=Ref(TILE))
         )
     return tuple(statements)

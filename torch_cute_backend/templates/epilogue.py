@@ -77,6 +77,7 @@ def epilogue_statements(
             inputs=tuple(register_copy(b) for b in res.inputs),
             targets=res.registers_out,
             subtile=subtile,
+            more=tuple(p.registers_acc for p in res.more),
         )
     )
     staged = res.staging is not None

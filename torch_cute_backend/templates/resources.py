@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch_cute_backend.arch import sm90, sm100
+from torch_cute_backend.dtypes import INT32
 from torch_cute_backend.ir.values import (
     Buffer,
     NamedBarrier,
@@ -23,13 +24,26 @@ WARPS_PER_WARPGROUP = 4
 
 
 @dataclass(frozen=True)
+class Product:
+    """One of the products with A: its B, staged, and its accumulators (see
+    :class:`DenseResources`). ``part``: where tensor memory holds its accumulator."""
+
+    b: Buffer
+    s_b: Buffer
+    acc: Buffer
+    registers_acc: Buffer
+    promote: Buffer | None = None
+    part: int = 0
+
+
+@dataclass(frozen=True)
 class DenseResources:
     """Everything the dense template refers to.
 
     ``mma`` and ``epilogue`` are the same role on wgmma. ``acc`` is what the MMA writes;
     ``registers_acc`` what the epilogue reads. ``promote`` holds the fp32 sums of exact
     FP8 accumulation; the epilogue then reads it instead of ``acc``, with which
-    ``alternate`` may take turns.
+    ``alternate`` may take turns. ``more`` are the products of A with further Bs.
     """
 
     load: Role
@@ -54,6 +68,13 @@ class DenseResources:
     tmem: Buffer | None = None
     tmem_columns: int = 0
     release_lag: int = 0
+    more: tuple[Product, ...] = ()
+    walk_end: Buffer | None = None
+
+    @property
+    def products(self) -> tuple[Product, ...]:
+        first = Product(self.b, self.s_b, self.acc, self.registers_acc, self.promote)
+        return (first, *self.more)
 
     @property
     def roles(self) -> tuple[Role, ...]:
@@ -70,24 +91,26 @@ class DenseResources:
     @property
     def shared(self) -> tuple[Buffer, ...]:
         staged = () if self.staging is None else (self.staging,)
-        return (self.s_a, self.s_b, *staged)
+        return (self.s_a, *(p.s_b for p in self.products), *staged)
 
     @property
     def tma_tensors(self) -> tuple[Buffer, ...]:
         stored = () if self.staging is None else (self.outputs[0],)
-        return (self.a, self.b, *stored)
+        return (self.a, *(p.b for p in self.products), *stored)
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
-        optional = (self.promote, self.alternate, self.padding, self.tmem)
+        products = self.products
+        promoted = (p.promote for p in products)
+        optional = (*promoted, self.alternate, self.padding, self.tmem, self.walk_end)
         everything = (
             self.a,
-            self.b,
+            *(p.b for p in products),
             *self.inputs,
             *self.outputs,
             *self.shared,
-            self.acc,
-            self.registers_acc,
+            *(p.acc for p in products),
+            *(p.registers_acc for p in products),
             *self.registers_out,
             *(b for b in optional if b is not None),
         )
@@ -124,7 +147,21 @@ def _shared(
 def _stage_bytes(problem: GemmProblem, s: GemmSchedule) -> int:
     """What TMA brings to one full barrier: the leader's counts both CTAs of a pair."""
     a = s.tile_m * s.cta_group * problem.a_dtype.bytes
-    return (a + s.tile_n * problem.b_dtype.bytes) * s.tile_k
+    b = s.tile_n * problem.b_dtype.bytes * problem.epilogue.products
+    return (a + b) * s.tile_k
+
+
+def _walk_end(s: GemmSchedule) -> Buffer | None:
+    """Where each CTA leaves its work tile when its shared loop has ended."""
+    if s.record == "none":
+        return None
+    return Buffer("walk_end", Space.GMEM, INT32.name)
+
+
+def _numbered(buffer: Buffer, product: int) -> Buffer:
+    """``B1``, ``sB1``, ``acc_1``: a further product's own buffer."""
+    apart = "_" if buffer.space is Space.RMEM else ""
+    return replace(buffer, name=f"{buffer.name}{apart}{product}")
 
 
 def _registers_out(problem: GemmProblem, s: GemmSchedule) -> tuple[Buffer, ...]:
@@ -164,12 +201,22 @@ def resources_sm90(problem: GemmProblem, s: GemmSchedule) -> DenseResources:
     promote = Buffer("acc", Space.RMEM, "float32", tile) if exact else None
     overlap = s.promotion == "overlap"
     alternate = Buffer("acc_j", Space.RMEM, "float32", tile) if overlap else None
+    more = tuple(
+        Product(
+            b=_numbered(b, i),
+            s_b=_numbered(s_b, i),
+            acc=_numbered(acc, i),
+            registers_acc=_numbered(promote or acc, i),
+            promote=None if promote is None else _numbered(promote, i),
+        )
+        for i in range(1, problem.epilogue.products)
+    )
     ab = Pipeline(
         name="ab",
         kind=PipelineKind.TMA_WGMMA,
         producer=load.name,
         consumer=math.name,
-        carries=(s_a, s_b),
+        carries=(s_a, s_b, *(p.s_b for p in more)),
         stages=s.ab_stages,
         tx_bytes=_stage_bytes(problem, s),
         producer_arrivals=1,
@@ -200,6 +247,8 @@ def resources_sm90(problem: GemmProblem, s: GemmSchedule) -> DenseResources:
         # Exact accumulation that waits for each k tile's sum has nothing in flight when
         # the stage is released.
         release_lag=0 if exact and not overlap else 1,
+        more=more,
+        walk_end=_walk_end(s),
     )
 
 
@@ -210,13 +259,26 @@ def resources_sm100(problem: GemmProblem, s: GemmSchedule) -> DenseResources:
     load = Role("load", sm100.EPILOGUE_WARPS + 1, 1)
     a, b, inputs, outputs = _gmem(problem)
     s_a, s_b, staging = _shared(problem, s)
-    acc = Buffer("tAcc", Space.TMEM, "float32", (s.tile_m, s.tile_n), s.acc_stages)
+    products = problem.epilogue.products
+    columns = s.tile_n * products
+    acc = Buffer("tAcc", Space.TMEM, "float32", (s.tile_m, columns), s.acc_stages)
+    registers_acc = Buffer("r_acc", Space.RMEM, "float32", (s.tile_m, s.epi_n))
+    more = tuple(
+        Product(
+            b=_numbered(b, i),
+            s_b=_numbered(s_b, i),
+            acc=acc,
+            registers_acc=_numbered(registers_acc, i),
+            part=i,
+        )
+        for i in range(1, products)
+    )
     ab = Pipeline(
         name="ab",
         kind=PipelineKind.TMA_UMMA,
         producer=load.name,
         consumer=mma.name,
-        carries=(s_a, s_b),
+        carries=(s_a, s_b, *(p.s_b for p in more)),
         stages=s.ab_stages,
         tx_bytes=_stage_bytes(problem, s),
         producer_arrivals=1,
@@ -243,7 +305,7 @@ def resources_sm100(problem: GemmProblem, s: GemmSchedule) -> DenseResources:
         s_a=s_a,
         s_b=s_b,
         acc=acc,
-        registers_acc=Buffer("r_acc", Space.RMEM, "float32", (s.tile_m, s.epi_n)),
+        registers_acc=registers_acc,
         inputs=inputs,
         outputs=outputs,
         registers_out=_registers_out(problem, s),
@@ -254,5 +316,7 @@ def resources_sm100(problem: GemmProblem, s: GemmSchedule) -> DenseResources:
             "epi_barrier", EPILOGUE_BARRIER_ID, epilogue.threads, (epilogue.name,)
         ),
         tmem=acc,
-        tmem_columns=sm100.tmem_columns(s),
+        tmem_columns=sm100.tmem_columns(s, products),
+        more=more,
+        walk_end=_walk_end(s),
     )
