@@ -17,10 +17,11 @@ from torch_cute_backend.codegen.source import KernelSource
 from torch_cute_backend.ir.program import Program
 from torch_cute_backend.passes import run_pipeline
 from torch_cute_backend.passes.remarks import Omission
-from torch_cute_backend.problem import GemmProblem
+from torch_cute_backend.problem import GemmProblem, Grouping
 from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.status import Status
 from torch_cute_backend.templates.dense_gemm import build_dense_gemm
+from torch_cute_backend.templates.grouped_gemm import build_grouped_gemm
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,18 @@ def build_kernel(
     status = schedule.validate(problem, arch)
     if not status:
         return status
-    if problem.is_grouped:
-        return Status.no(f"no template for a GEMM grouped by {problem.grouping.value}")
-    inline = build_dense_gemm(problem, schedule, arch)
-    result = run_pipeline(inline, arch.required_roles, schedule.shared_loop)
+    if problem.is_grouped and arch.mma != "wgmma":
+        return Status.no(f"no grouped kernels on {arch.name}")
+    if problem.grouping is Grouping.K:
+        return Status.no("no kernel for groups along K")
+    template = build_grouped_gemm if problem.is_grouped else build_dense_gemm
+    inline = template(problem, schedule, arch)
+    result = run_pipeline(
+        inline,
+        arch.required_roles,
+        schedule.shared_loop,
+        drop_dead_loads=schedule.dead_loads == "drop",
+    )
     if isinstance(result, Status):
         return result
     header = _header(problem, schedule, arch, result.omission)

@@ -24,6 +24,7 @@ _TEXT_FIELDS = (
     "promotion",
     "shared_loop",
     "record",
+    "dead_loads",
 )
 
 
@@ -55,6 +56,8 @@ class GemmSchedule:
         record: ``"walk_end"``: after its last tile each CTA stores the work tile at
             which its walk ended to an int32 output of one element a CTA, for harnesses
             that check who ran what. It is the shared loop's value, which keeps it.
+        dead_loads: ``"keep"``, or ``"drop"``: take dead read-only scalar loads out of
+            the shared loop before the check.
     """
 
     tile_m: int
@@ -77,6 +80,7 @@ class GemmSchedule:
     promotion: str = "wait"
     shared_loop: str = "auto"
     record: str = "none"
+    dead_loads: str = "keep"
 
     @property
     def cluster_size(self) -> int:
@@ -129,11 +133,24 @@ class GemmSchedule:
 
     def validate(self, problem: GemmProblem, arch: ArchSpec) -> Status:
         """Does this schedule fit the problem and the arch? Reasons name the numbers."""
+        order = SCHEDULERS.get(self.scheduler)
+        if order is None:
+            known = ", ".join(SCHEDULERS)
+            return Status.no(f"scheduler {self.scheduler!r} is unknown; known: {known}")
         status = problem.validate() & Status.check(
             (
-                self.scheduler in SCHEDULERS,
-                f"scheduler {self.scheduler!r} is unknown; known: "
-                f"{', '.join(SCHEDULERS)}",
+                problem.grouping in order.groupings,
+                f"scheduler {self.scheduler!r} does not hand out the tiles of grouping "
+                f"{problem.grouping.value!r}",
+            ),
+            (
+                not problem.is_grouped
+                or (self.record == "none" and problem.epilogue.products == 1),
+                "a grouped kernel has one product and records no walk",
+            ),
+            (
+                self.dead_loads in ("keep", "drop"),
+                f"dead_loads {self.dead_loads!r} is unknown",
             ),
         )
         return arch.check_schedule(problem, self) if status else status

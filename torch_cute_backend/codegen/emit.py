@@ -13,6 +13,7 @@ from typing import Any, ClassVar, TypeVar
 
 from torch_cute_backend.arch.spec import ArchSpec
 from torch_cute_backend.codegen import names
+from torch_cute_backend.codegen.shapes import Where, where
 from torch_cute_backend.codegen.writer import Writer
 from torch_cute_backend.epilogue.graph import InputKind
 from torch_cute_backend.errors import CodegenError
@@ -27,9 +28,6 @@ from torch_cute_backend.problem import GemmProblem
 from torch_cute_backend.schedule import GemmSchedule
 
 BANNER_WIDTH = 80
-Tile = tuple[Expr, Expr]
-"""Coordinates of a CTA tile, (m, n)."""
-
 Handler = Callable[[Any, Any], None]
 H = TypeVar("H", bound=Handler)
 
@@ -307,20 +305,28 @@ class Emitter:
     @emits(flow.TmaStore)
     def tma_store(self, s: flow.TmaStore) -> None:
         x = names.camel(s.target.name)
+        stage = self.staging_stage(s.subtile.name)
+        args = (
+            names.tma_atom(s.target),
+            f"t{x}s{x}[(None, {stage})]",
+            f"t{x}g{x}[(None, {self._stored_box(s)})]",
+        )
+        with self.out.block("if warp_idx == STORE_WARP:"):
+            if s.spare is None:
+                self.out.call("cute.copy(", args)
+            else:
+                with self.out.block(f"if {s.spare} >= 0:"):
+                    self.out.call("cute.copy(", args)
+            self.out.line("cute.arch.cp_async_bulk_commit_group()")
+
+    def _stored_box(self, s: flow.TmaStore) -> str:
+        """Tile row and column of subtiles, or the latter alone in a selected tile."""
+        if not s.tile:
+            return str(s.subtile)
         m, n = s.tile
         subtiles = self.schedule.tile_n // self.schedule.epi_n
         column = str(n) if subtiles == 1 else f"{n} * {subtiles} + {s.subtile}"
-        stage = self.staging_stage(s.subtile.name)
-        with self.out.block("if warp_idx == STORE_WARP:"):
-            self.out.call(
-                "cute.copy(",
-                (
-                    names.tma_atom(s.target),
-                    f"t{x}s{x}[(None, {stage})]",
-                    f"t{x}g{x}[(None, {m}, {column})]",
-                ),
-            )
-            self.out.line("cute.arch.cp_async_bulk_commit_group()")
+        return f"{m}, {column}"
 
     def staging_stage(self, subtile: str) -> str:
         """Staging buffers are taken in turn; their number divides a tile's subtiles."""
@@ -333,6 +339,7 @@ class Emitter:
     def epilogue_load(self, s: flow.EpilogueLoad) -> None:
         """By kind; where a thread's elements lie is the arch's to say."""
         kinds = {i.name: i.kind for i in s.graph.inputs}
+        place = where(s.tile, s.origin)
         for source, target in zip(s.inputs, s.targets, strict=True):
             kind = kinds[source.name]
             if kind is InputKind.SCALAR:
@@ -340,24 +347,24 @@ class Emitter:
                     f"{names.registers(target)} = {names.gmem(source)}[0].to(Float32)"
                 )
             elif kind is InputKind.ROW:
-                self.load_rows(source, target, s.tile)
+                self.load_rows(source, target, place)
             elif kind is InputKind.COL:
-                self.load_columns(source, target, s.tile, s.subtile)
+                self.load_columns(source, target, place, s.subtile)
             else:
-                self.load_full(source, target, s.tile, s.subtile)
+                self.load_full(source, target, place, s.subtile)
 
-    def load_rows(self, source: Buffer, target: Buffer, tile: Tile) -> None:
+    def load_rows(self, source: Buffer, target: Buffer, place: Where) -> None:
         """A value for each row of this thread."""
         raise NotImplementedError
 
     def load_columns(
-        self, source: Buffer, target: Buffer, tile: Tile, subtile: Var | None
+        self, source: Buffer, target: Buffer, place: Where, subtile: Var | None
     ) -> None:
         """The columns of a subtile, or of the tile if ``subtile`` is None."""
         raise NotImplementedError
 
     def load_full(
-        self, source: Buffer, target: Buffer, tile: Tile, subtile: Var | None
+        self, source: Buffer, target: Buffer, place: Where, subtile: Var | None
     ) -> None:
         """A value for each element of this thread."""
         raise NotImplementedError
@@ -368,15 +375,28 @@ class Emitter:
             self._partition_operand(names.camel(buffer.name), names.gmem(buffer))
 
     def _partition_operand(self, x: str, tensor: str) -> None:
+        """Boxes of all tiles, or a grouped kernel's mask alone: it selects tiles."""
+        if not self.problem.is_grouped:
+            self.operand_boxes(x, tensor, "(None, None)")
+        if self.multicast(x):
+            axis = 1 if x == "A" else 0
+            self.out.line(
+                f"{x.lower()}_mcast_mask = "
+                f"cute.make_layout_image_mask(cluster_layout, cta_coord, mode={axis})"
+            )
+
+    def operand_boxes(self, x: str, tensor: str, tiles: str) -> None:
+        """Boxes of ``tensor`` for TMA: of all tiles, or ``tiles`` says of which."""
         rows = "TILE_M" if x == "A" else "TILE_N"
         mode = "mk" if x == "A" else "nk"
         across = "CLUSTER_N" if x == "A" else "CLUSTER_M"
         rank = "cta_n" if x == "A" else "cta_m"
         out = self.out
-        out.comment(f"({rows}, TILE_K, tiles, k tiles)")
+        which = "tiles, " if tiles == "(None, None)" else ""
+        out.comment(f"({rows}, TILE_K, {which}k tiles)")
         tiler = f"({rows}, TILE_K)"
-        out.call(f"g{x}_{mode} = cute.local_tile(", (tensor, tiler, "(None, None)"))
-        out.comment("(box, stages), (box, tiles, k tiles)")
+        out.call(f"g{x}_{mode} = cute.local_tile(", (tensor, tiler, tiles))
+        out.comment(f"(box, stages), (box, {which}k tiles)")
         out.call(
             f"t{x}s{x}, t{x}g{x} = cpasync.tma_partition(",
             (
@@ -387,12 +407,6 @@ class Emitter:
                 f"cute.group_modes(g{x}_{mode}, 0, 2)",
             ),
         )
-        if self.multicast(x):
-            axis = 1 if x == "A" else 0
-            out.line(
-                f"{x.lower()}_mcast_mask = "
-                f"cute.make_layout_image_mask(cluster_layout, cta_coord, mode={axis})"
-            )
 
 
 def by_multiplier(value: Expr) -> Expr:

@@ -24,9 +24,15 @@ from dataclasses import replace
 
 from torch_cute_backend.arch.sm100 import WARP_THREADS
 from torch_cute_backend.codegen import names
-from torch_cute_backend.codegen.emit import Tile, emits
+from torch_cute_backend.codegen.emit import emits
 from torch_cute_backend.codegen.emit_epilogue import emit_graph
 from torch_cute_backend.codegen.emit_sm100_setup import Sm100SetupEmitter
+from torch_cute_backend.codegen.shapes import (
+    Where,
+    input_index,
+    output_index,
+    where,
+)
 from torch_cute_backend.epilogue.graph import EpilogueGraph, InputKind
 from torch_cute_backend.ir import dataflow as flow
 from torch_cute_backend.ir import structure as st
@@ -107,21 +113,19 @@ class Sm100Emitter(Sm100SetupEmitter):
         )
         self.out.line("cute.arch.fence_view_async_tmem_load()")
 
-    def load_rows(self, source: Buffer, target: Buffer, tile: Tile) -> None:
+    def load_rows(self, source: Buffer, target: Buffer, place: Where) -> None:
         """A value for each row of this thread, in registers ``[r, i]``."""
         out, regs = self.out, names.registers(target)
         rows = f"(2, {self.row_blocks})" if self.quads else "1"
         out.line(f"{regs} = cute.make_rmem_tensor({rows}, Float32)")
         with self._rows():
             at = "r, i" if self.quads else "0"
-            out.line(f"row = {tile[0]} * TILE_M + tCcD[e][0]")
-            out.line(
-                f"{regs}[{at}] = {names.gmem(source)}[cutlass.min(row, m - 1)]"
-                ".to(Float32)"
-            )
+            out.line(f"row = {place.row} + tCcD[e][0]")
+            value = ", ".join(input_index(self.problem, InputKind.ROW, place))
+            out.line(f"{regs}[{at}] = {names.gmem(source)}[{value}].to(Float32)")
 
     def load_columns(
-        self, source: Buffer, target: Buffer, tile: Tile, subtile: Var | None
+        self, source: Buffer, target: Buffer, place: Where, subtile: Var | None
     ) -> None:
         """One column a lane, whatever the layout: coalesced, and few registers. The
         threads that need a column get it by a shuffle."""
@@ -131,25 +135,25 @@ class Sm100Emitter(Sm100SetupEmitter):
         self._whole_columns[target.name] = whole
         count = -(-width // WARP_THREADS)
         out.line(f"{regs} = cute.make_rmem_tensor({count}, Float32)")
-        base = f"{tile[1]} * TILE_N"
+        base = place.col
         if not whole:
             base += f" + {subtile} * EPI_N"
         with out.block(f"for i in range_constexpr({count}):"):
             out.line(f"col = {base} + i * {WARP_THREADS} + lane_idx")
-            out.line(
-                f"{regs}[i] = {names.gmem(source)}[cutlass.min(col, n - 1)].to(Float32)"
-            )
+            at = ", ".join(input_index(self.problem, InputKind.COL, place))
+            out.line(f"{regs}[i] = {names.gmem(source)}[{at}].to(Float32)")
 
     def load_full(
-        self, source: Buffer, target: Buffer, tile: Tile, subtile: Var | None
+        self, source: Buffer, target: Buffer, place: Where, subtile: Var | None
     ) -> None:
         out, regs = self.out, names.registers(target)
         out.line(f"{regs} = cute.make_rmem_tensor(tCcD.shape, Float32)")
         with out.block("for e in range_constexpr(cute.size(tCcD)):"):
-            self._coordinates(tile, subtile)
+            self._coordinates(place, subtile)
+            at = input_index(self.problem, InputKind.FULL, place)
             out.call(
                 f"{regs}[e] = {names.gmem(source)}[",
-                ("cutlass.min(row, m - 1)", "cutlass.min(col, n - 1)"),
+                at,
                 "].to(Float32)",
             )
 
@@ -244,16 +248,19 @@ class Sm100Emitter(Sm100SetupEmitter):
     @emits(flow.GmemStore)
     def gmem_store(self, s: flow.GmemStore) -> None:
         with self.out.block("for e in range_constexpr(cute.size(tCcD)):"):
-            self._coordinates(s.tile, s.subtile)
-            with self.out.block("if row < m and col < n:"):
+            place = where(s.tile, s.origin, s.end)
+            self._coordinates(place, s.subtile)
+            inside = f"row < {place.row_end} and col < {place.col_end}"
+            with self.out.block(f"if {inside}:"):
+                at = output_index(self.problem, place)
                 value = f"{names.registers(s.source)}[e]"
-                self.out.line(f"{names.gmem(s.target)}[row, col] = {value}")
+                self.out.line(f"{names.gmem(s.target)}[{at}] = {value}")
 
-    def _coordinates(self, tile: Tile, subtile: Var | None) -> None:
-        column = f"{tile[1]} * TILE_N"
+    def _coordinates(self, place: Where, subtile: Var | None) -> None:
+        column = place.col
         if subtile is not None and not self.one_subtile():
             column += f" + {subtile} * EPI_N"
-        self.out.line(f"row = {tile[0]} * TILE_M + tCcD[e][0]")
+        self.out.line(f"row = {place.row} + tCcD[e][0]")
         self.out.line(f"col = {column} + tCcD[e][1]")
 
     # --- loops over this thread's elements ------------------------------------------

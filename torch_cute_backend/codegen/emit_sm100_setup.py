@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from torch_cute_backend.arch.spec import ArchSpec
 from torch_cute_backend.codegen import names
-from torch_cute_backend.codegen.emit import Emitter, emits
+from torch_cute_backend.codegen.emit import emits
+from torch_cute_backend.codegen.emit_grouped import GroupedEmitter
 from torch_cute_backend.dtypes import dtype
 from torch_cute_backend.epilogue.graph import InputKind
 from torch_cute_backend.errors import CodegenError
@@ -31,7 +32,7 @@ def _elementwise(problem: GemmProblem, schedule: GemmSchedule) -> bool:
     return full or len(graph.outputs) > 1 or schedule.store == "direct"
 
 
-class Sm100SetupEmitter(Emitter):
+class Sm100SetupEmitter(GroupedEmitter):
     """See :class:`~torch_cute_backend.codegen.emit.Emitter`."""
 
     def __init__(

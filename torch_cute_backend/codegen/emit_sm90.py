@@ -12,8 +12,15 @@ from contextlib import ExitStack, contextmanager
 
 from torch_cute_backend.arch.sm90 import MMA_M, WARP_THREADS, WARPGROUP_THREADS
 from torch_cute_backend.codegen import names
-from torch_cute_backend.codegen.emit import Emitter, Tile, emits
+from torch_cute_backend.codegen.emit import emits
 from torch_cute_backend.codegen.emit_epilogue import emit_graph
+from torch_cute_backend.codegen.emit_grouped import GroupedEmitter
+from torch_cute_backend.codegen.shapes import (
+    Where,
+    input_index,
+    output_index,
+    where,
+)
 from torch_cute_backend.dtypes import dtype
 from torch_cute_backend.epilogue.graph import InputKind
 from torch_cute_backend.errors import CodegenError
@@ -27,8 +34,8 @@ PANEL_BYTES = 128
 CHUNK_BYTES = 16
 
 
-class Sm90Emitter(Emitter):
-    """See :class:`Emitter`."""
+class Sm90Emitter(GroupedEmitter):
+    """See :class:`~torch_cute_backend.codegen.emit.Emitter`."""
 
     # --- set-up ----------------------------------------------------------------------
 
@@ -126,18 +133,28 @@ class Sm90Emitter(Emitter):
         out.line("thr_r2s = copy_r2s.get_slice(tidx)")
         out.line(f"tRSs{x} = thr_r2s.partition_D({staging})")
         out.line(f"tRSr{x} = thr_r2s.retile({names.registers(target)})")
-        out.comment("(box, stages), (box, tiles m, subtiles n)")
-        tensor = f"m{x}"
-        out.call(
-            f"g{x}_mn = cute.local_tile(", (tensor, "(TILE_M, EPI_N)", "(None, None)")
-        )
+        if not self.problem.is_grouped:
+            self._output_boxes(x, f"m{x}", "(None, None)")
+
+    def select(self, x: str, tensor: str) -> None:
+        if x in names.MODES:
+            self.operand_boxes(x, tensor, "(0, None)")
+        else:
+            self._output_boxes(x, tensor, "(0, None)")
+
+    def _output_boxes(self, x: str, tensor: str, tiles: str) -> None:
+        """Subtiles of ``tensor`` for TMA: of all tiles, or ``tiles`` says of which."""
+        out = self.out
+        which = "tiles m, " if tiles == "(None, None)" else ""
+        out.comment(f"(box, stages), (box, {which}subtiles n)")
+        out.call(f"g{x}_mn = cute.local_tile(", (tensor, "(TILE_M, EPI_N)", tiles))
         out.call(
             f"t{x}s{x}, t{x}g{x} = cpasync.tma_partition(",
             (
                 f"tma_atom_{x.lower()}",
                 "0",
                 "cute.make_layout(1)",
-                f"cute.group_modes({self._filled(staging.name, 'EPI_N')}, 0, 2)",
+                f"cute.group_modes({self._filled(f's{x}', 'EPI_N')}, 0, 2)",
                 f"cute.group_modes(g{x}_mn, 0, 2)",
             ),
         )
@@ -322,7 +339,7 @@ class Sm90Emitter(Emitter):
 
     # --- epilogue -----------------------------------------------------------------
 
-    def load_rows(self, source: Buffer, target: Buffer, tile: Tile) -> None:
+    def load_rows(self, source: Buffer, target: Buffer, place: Where) -> None:
         out, regs = self.out, names.registers(target)
         out.call(
             f"{regs} = cute.make_rmem_tensor(",
@@ -330,14 +347,12 @@ class Sm90Emitter(Emitter):
         )
         row = _fragment("0", "r", "0", self.schedule.epi_n)
         with self._elements("i", "r"):
-            out.line(f"row = {tile[0]} * TILE_M + tCcD[{row}][0]")
-            out.line(
-                f"{regs}[r, i] = {names.gmem(source)}[cutlass.min(row, m - 1)]"
-                ".to(Float32)"
-            )
+            out.line(f"row = {place.row} + tCcD[{row}][0]")
+            at = ", ".join(input_index(self.problem, InputKind.ROW, place))
+            out.line(f"{regs}[r, i] = {names.gmem(source)}[{at}].to(Float32)")
 
     def load_columns(
-        self, source: Buffer, target: Buffer, tile: Tile, subtile: Var | None
+        self, source: Buffer, target: Buffer, place: Where, subtile: Var | None
     ) -> None:
         """The tile's columns, one a lane: coalesced, and few registers. The threads
         that need a column get it by a shuffle."""
@@ -347,23 +362,23 @@ class Sm90Emitter(Emitter):
         count = -(-self.schedule.tile_n // WARP_THREADS)
         out.line(f"{regs} = cute.make_rmem_tensor({count}, Float32)")
         with out.block(f"for i in range_constexpr({count}):"):
-            out.line(f"col = {tile[1]} * TILE_N + i * {WARP_THREADS} + tidx % 32")
-            out.line(
-                f"{regs}[i] = {names.gmem(source)}[cutlass.min(col, n - 1)].to(Float32)"
-            )
+            out.line(f"col = {place.col} + i * {WARP_THREADS} + tidx % 32")
+            at = ", ".join(input_index(self.problem, InputKind.COL, place))
+            out.line(f"{regs}[i] = {names.gmem(source)}[{at}].to(Float32)")
 
     def load_full(
-        self, source: Buffer, target: Buffer, tile: Tile, subtile: Var | None
+        self, source: Buffer, target: Buffer, place: Where, subtile: Var | None
     ) -> None:
         if subtile is None:
             raise CodegenError(f"{source} is loaded a subtile at a time")
         out, regs = self.out, names.registers(target)
         out.line(f"{regs} = cute.make_rmem_tensor(tCcD.shape, Float32)")
         with self._elements("i", "j", "r", "c"):
-            self._coordinates(tile, subtile)
+            self._coordinates(place, subtile)
+            at = input_index(self.problem, InputKind.FULL, place)
             out.call(
                 f"{regs}[{self._element()}] = {names.gmem(source)}[",
-                ("cutlass.min(row, m - 1)", "cutlass.min(col, n - 1)"),
+                at,
                 "].to(Float32)",
             )
 
@@ -430,23 +445,26 @@ class Sm90Emitter(Emitter):
     @emits(flow.GmemStore)
     def gmem_store(self, s: flow.GmemStore) -> None:
         with self._elements("i", "j", "r", "c"):
-            self._coordinates(s.tile, s.subtile)
-            inside = "crd[0] < TILE_M and " if self._padded() else ""
-            with self.out.block(f"if {inside}row < m and col < n:"):
+            place = where(s.tile, s.origin, s.end)
+            self._coordinates(place, s.subtile)
+            tile = "crd[0] < TILE_M and " if self._padded() else ""
+            inside = f"{tile}row < {place.row_end} and col < {place.col_end}"
+            with self.out.block(f"if {inside}:"):
+                at = output_index(self.problem, place)
                 value = f"{names.registers(s.source)}[{self._element()}]"
-                self.out.line(f"{names.gmem(s.target)}[row, col] = {value}")
+                self.out.line(f"{names.gmem(s.target)}[{at}] = {value}")
 
-    def _coordinates(self, tile: Tile, subtile: Var) -> None:
+    def _coordinates(self, place: Where, subtile: Var) -> None:
         self.out.line(f"crd = tCcD[{self._element()}]")
-        self.out.line(f"row = {tile[0]} * TILE_M + crd[0]")
-        self.out.line(f"col = {self._column(tile, subtile)} + crd[1]")
+        self.out.line(f"row = {place.row} + crd[0]")
+        self.out.line(f"col = {self._column(place, subtile)} + crd[1]")
 
     def _element(self) -> str:
         """Coordinate of element (i, j, r, c) in a subtile's fragment."""
         return _fragment("c", "r", "j", self.schedule.epi_n)
 
-    def _column(self, tile: Tile, subtile: Var) -> str:
-        base = f"{tile[1]} * TILE_N"
+    def _column(self, place: Where, subtile: Var) -> str:
+        base = place.col
         return base if self._one_subtile() else f"{base} + {subtile} * EPI_N"
 
     @contextmanager

@@ -129,7 +129,7 @@ class Sm100Host(Sm90Host):
             f"cute.nvgpu.make_tiled_tma_atom_{operand.upper()}(",
             (
                 f"cpasync.CopyBulkTensorTileG2S{kind}({self._cta_group})",
-                x,
+                self._operand_view(out, x),
                 f"cute.slice_({operand}_smem_layout, (None, None, None, 0))",
                 "mma_tiler",
                 "tiled_mma",

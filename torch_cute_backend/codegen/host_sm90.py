@@ -7,8 +7,10 @@ launches. Everything static is a module constant, everything else an argument.
 from __future__ import annotations
 
 from torch_cute_backend.arch.sm90 import MMA_M
-from torch_cute_backend.codegen import names
+from torch_cute_backend.codegen import host_grouped, names
 from torch_cute_backend.codegen.emit import L2_CONSTANTS
+from torch_cute_backend.codegen.emit_grouped import RAGGED_SIZES
+from torch_cute_backend.codegen.shapes import Shape, shapes_of, stacked
 from torch_cute_backend.codegen.writer import Writer
 from torch_cute_backend.dtypes import DType, dtype
 from torch_cute_backend.errors import CodegenError
@@ -19,6 +21,7 @@ from torch_cute_backend.ir.values import Buffer, SchedulerKind, Space
 from torch_cute_backend.problem import GemmProblem, Major
 from torch_cute_backend.schedule import GemmSchedule
 
+OFFSETS_NAME = "offsets"
 _SWIZZLE_BYTES = (128, 64, 32)
 
 
@@ -42,6 +45,9 @@ class Sm90Host:
         )
         self.records = tuple(b for b in gmem if b.name == "walk_end")
         self.operands = tuple(b for b in gmem if names.operand(b.name) in names.MODES)
+        self.offsets = tuple(b for b in gmem if b.name == OFFSETS_NAME)
+        # Ragged tiles are stored by element, past TMA.
+        self.plain_output = self.staged and problem.grouping in RAGGED_SIZES
 
     def imports(self) -> tuple[str, ...]:
         return (
@@ -93,10 +99,15 @@ class Sm90Host:
             if self.staged and i == 0:
                 rows.append((names.tma_atom(out), atom))
             rows.append((names.gmem(out), tensor))
-        rows.extend((names.gmem(b), tensor) for b in (*self.records, *self.inputs))
+        if self.plain_output:
+            rows.append((names.plain(self.outputs[0]), tensor))
+        others = (*self.records, *self.inputs, *self.offsets)
+        rows.extend((names.gmem(b), tensor) for b in others)
         rows += [("tiled_mma", mma), ("epi_mma", mma)]
         rows += [(f"{x}_smem_layout", layout) for x in self._staged_names()]
-        rows += [(x, "Int32") for x in ("tiles_m", "tiles_n", "m", "n")]
+        sizes = ("tiles_m", "tiles_n", "m", "n")
+        groups = ("groups",) if self.problem.is_grouped else ()
+        rows += [(x, "Int32") for x in (*sizes, *groups)]
         rows += [
             (names.divisor(size), "cute.FastDivmodDivisorV2") for size in self._divisors
         ]
@@ -105,9 +116,11 @@ class Sm90Host:
 
     @property
     def _divisors(self) -> tuple[str, ...]:
-        """Tile counts that turn a work tile into coordinates."""
+        """Tile counts that turn a work tile into coordinates; those along a ragged
+        dimension are the group's own."""
         raster = {"along_m": ("tiles_m",), "along_n": ("tiles_n",)}
-        return raster.get(self.schedule.raster, ())
+        ragged = f"tiles_{self.problem.grouping.value}"
+        return tuple(x for x in raster.get(self.schedule.raster, ()) if x != ragged)
 
     def _staged_names(self) -> tuple[str, ...]:
         return ("a", "b", "d") if self.staged else ("a", "b")
@@ -147,7 +160,8 @@ class Sm90Host:
         """The ``@cute.jit`` function ``gemm``."""
         out.line("@cute.jit")
         tensors = [b.name.lower() for b in self.operands]
-        tensors += [b.name for b in (*self.outputs, *self.records, *self.inputs)]
+        others = (*self.outputs, *self.records, *self.inputs, *self.offsets)
+        tensors += [b.name for b in others]
         parameters = [f"{t}: cute.Tensor" for t in tensors]
         out.call("def gemm(", (*parameters, "num_ctas: Int32", "stream"), "):")
         with out.indent():
@@ -248,7 +262,7 @@ class Sm90Host:
                 f"{names.tma_atom(d)}, {names.gmem(d)} = cpasync.make_tiled_tma_atom(",
                 (
                     "cpasync.CopyBulkTensorTileS2GOp()",
-                    d.name,
+                    self._view(out, d.name, shapes_of(self.problem).d),
                     self._box(
                         "cute.slice_(d_smem_layout, (None, None, 0))",
                         "(TILE_M, EPI_N)",
@@ -269,7 +283,7 @@ class Sm90Host:
             f"tma_atom_{x}, {tensor} = cpasync.make_tiled_tma_atom(",
             (
                 f"cpasync.{op}()",
-                x,
+                self._operand_view(out, x),
                 self._box("a_smem_stage", "(TILE_M, TILE_K)")
                 if x == "a"
                 else "b_smem_stage",
@@ -277,6 +291,16 @@ class Sm90Host:
                 f"num_multicast={multicast}",
             ),
         )
+
+    def _operand_view(self, out: Writer, x: str) -> str:
+        shapes = shapes_of(self.problem)
+        return self._view(out, x, shapes.a if x == "a" else shapes.b)
+
+    def _view(self, out: Writer, tensor: str, shape: Shape) -> str:
+        """The tensor as TMA gets it, its group mode last."""
+        if not stacked(shape):
+            return tensor
+        return host_grouped.group_last(out, tensor, f"{tensor}_{''.join(shape[1:])}g")
 
     def _box(self, stage: str, shape: str) -> str:
         """The part of a stage that TMA moves: its first TILE_M rows."""
@@ -319,14 +343,13 @@ class Sm90Host:
 
     def _launch(self, out: Writer, kernel: str) -> None:
         d = self.outputs[0].name
-        out.line(f"m, n = cute.size({d}, mode=[0]), cute.size({d}, mode=[1])")
-        out.line("tiles_m = cute.ceil_div(m, TILE_M * CLUSTER_M)")
-        out.line("tiles_n = cute.ceil_div(n, TILE_N * CLUSTER_N)")
+        host_grouped.print_sizes(out, self.problem, d)
+        work = host_grouped.work_items(self.problem)
         if self._single_tile():
-            out.line("clusters = tiles_m * tiles_n")
+            out.line(f"clusters = {work}")
         else:
             out.line("room = cutlass.max(num_ctas // (CLUSTER_M * CLUSTER_N), 1)")
-            out.line("clusters = cutlass.min(tiles_m * tiles_n, room)")
+            out.line(f"clusters = cutlass.min({work}, room)")
         args = []
         for name, _ in self.parameters():
             args.append(self._argument(name))
@@ -352,9 +375,12 @@ class Sm90Host:
         for size in self._divisors:
             if parameter == names.divisor(size):
                 return f"cute.FastDivmodDivisorV2({size})"
-        for i, b in enumerate((*self.outputs, *self.records, *self.inputs)):
+        others = (*self.records, *self.inputs, *self.offsets)
+        for i, b in enumerate((*self.outputs, *others)):
             if parameter == names.gmem(b):
                 return parameter if self.staged and i == 0 else b.name
+            if parameter == names.plain(b):
+                return b.name
         return parameter
 
 

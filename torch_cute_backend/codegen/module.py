@@ -9,11 +9,13 @@ from torch_cute_backend.codegen import names
 from torch_cute_backend.codegen.emit import Emitter
 from torch_cute_backend.codegen.emit_sm90 import Sm90Emitter
 from torch_cute_backend.codegen.emit_sm100 import Sm100Emitter
-from torch_cute_backend.codegen.host_sm90 import Sm90Host
+from torch_cute_backend.codegen.host_grouped import search_function
+from torch_cute_backend.codegen.host_sm90 import OFFSETS_NAME, Sm90Host
 from torch_cute_backend.codegen.host_sm100 import Sm100Host
+from torch_cute_backend.codegen.shapes import Shape, shapes_of
 from torch_cute_backend.codegen.source import KernelSource, TensorArg
 from torch_cute_backend.codegen.writer import Writer
-from torch_cute_backend.dtypes import INT32
+from torch_cute_backend.dtypes import INT32, DType
 from torch_cute_backend.epilogue.graph import InputKind
 from torch_cute_backend.errors import CodegenError
 from torch_cute_backend.ir.program import Program
@@ -27,12 +29,6 @@ EMITTERS: dict[str, type[Emitter]] = {
 HOSTS: dict[str, type[Sm90Host]] = {"wgmma": Sm90Host, "tcgen05": Sm100Host}
 HEADER_HANG = 10
 """Where the values of the header's ``name: value`` lines start."""
-EPILOGUE_SHAPES = {
-    InputKind.SCALAR: ("1",),
-    InputKind.ROW: ("m",),
-    InputKind.COL: ("n",),
-    InputKind.FULL: ("m", "n"),
-}
 
 
 def print_module(
@@ -60,6 +56,9 @@ def print_module(
     out.line()
     out.line()
     name = names.identifier(program.name)
+    search = search_function(program, problem)
+    if search:
+        out.lines(*search.splitlines(), "", "")
     emitter = EMITTERS[arch.mma](problem, schedule, arch)
     _print_kernel(out, name, host, emitter, program)
     out.line()
@@ -93,25 +92,23 @@ def _print_kernel(
 def kernel_args(
     program: Program, problem: GemmProblem, schedule: GemmSchedule
 ) -> tuple[TensorArg, ...]:
-    """The entry point's tensors in call order: A, B, outputs, epilogue inputs."""
-    a, b = problem.a_dtype, problem.b_dtype
-    k_major_a, k_major_b = problem.a_major is Major.K, problem.b_major is Major.K
+    """The entry point's tensors in call order: A, B, outputs, epilogue inputs, and the
+    ends of ragged groups."""
+    shapes = shapes_of(problem)
     args = [
-        TensorArg("a", a, ("m", "k"), 1 if k_major_a else 0, 16 // a.bytes),
+        _operand("a", problem.a_dtype, shapes.a, problem.a_major),
     ]
     for i in range(problem.epilogue.products):
         name = f"b{i or ''}"
-        args.append(
-            TensorArg(name, b, ("n", "k"), 1 if k_major_b else 0, 16 // b.bytes)
-        )
+        args.append(_operand(name, problem.b_dtype, shapes.b, problem.b_major))
     for i, out in enumerate(problem.epilogue.outputs):
         tma = i == 0 and schedule.store == "tma"
         args.append(
             TensorArg(
                 out.name,
                 out.dtype,
-                ("m", "n"),
-                1,
+                shapes.d,
+                len(shapes.d) - 1,
                 16 // out.dtype.bytes if tma else 1,
                 16 if tma else out.dtype.bytes,
                 output=True,
@@ -121,14 +118,23 @@ def kernel_args(
         args.append(TensorArg("walk_end", INT32, ("ctas",), 0, 1, 4, output=True))
     for entry in problem.epilogue.inputs:
         full = entry.kind is InputKind.FULL
+        shape = shapes.of_input(entry.kind)
         args.append(
             TensorArg(
                 entry.name,
                 entry.dtype,
-                EPILOGUE_SHAPES[entry.kind],
-                1 if full else None,
+                shape,
+                len(shape) - 1 if full else None,
                 1,
                 entry.dtype.bytes,
             )
         )
+    if problem.has_offsets:
+        args.append(TensorArg(OFFSETS_NAME, INT32, ("g",), 0, 1, INT32.bytes))
     return tuple(args)
+
+
+def _operand(name: str, kind: DType, shape: Shape, major: Major) -> TensorArg:
+    """A or B; its last dimension is K, the one before it M or N."""
+    contiguous = len(shape) - (1 if major is Major.K else 2)
+    return TensorArg(name, kind, shape, contiguous, 16 // kind.bytes)

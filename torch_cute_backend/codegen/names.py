@@ -21,6 +21,11 @@ def gmem(buffer: Buffer) -> str:
     return f"m{camel(buffer.name)}{_modes(buffer)}"
 
 
+def plain(buffer: Buffer) -> str:
+    """The tensor itself, where :func:`gmem` is its view for TMA: ``mD_plain``."""
+    return f"m{camel(buffer.name)}_plain"
+
+
 def tiled(buffer: Buffer) -> str:
     """The tensor cut into CTA tiles: ``gA_mk``."""
     return f"g{camel(buffer.name)}{_modes(buffer)}"

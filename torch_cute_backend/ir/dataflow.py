@@ -93,9 +93,22 @@ class ConsumerRelease(Stmt):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SelectTile(Stmt):
+    """Views of the boxes of ``buffer`` for TMA, the first of them at element
+    ``origin``: (row, k or column), and the group where the tensor is stacked."""
+
+    buffer: Buffer
+    origin: tuple[Expr, ...]
+
+    def effects(self) -> tuple[Effect, ...]:
+        return ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class TmaLoad(Stmt):
-    """Bulk copy of tile ``coords`` of ``source`` to the current stage of ``target``.
-    ``l2``: what the L2 cache should do with the lines."""
+    """Bulk copy of box ``coords`` of ``source`` to the current stage of ``target``: the
+    tile's index and the k tile's, or the latter alone in the tile that
+    :class:`SelectTile` chose. ``l2``: what the L2 cache should do with the lines."""
 
     source: Buffer
     target: Buffer
@@ -204,12 +217,15 @@ class TmemLoad(Stmt):
 @dataclass(frozen=True, kw_only=True)
 class EpilogueLoad(Stmt):
     """Read epilogue inputs at this thread's (clamped) coordinates into registers, for
-    subtile ``subtile``, or for the whole tile if that is None."""
+    subtile ``subtile``, or for the whole tile if that is None. The tile has index
+    ``tile``, or its first element is ``origin``: row, column and, of stacked inputs,
+    the group."""
 
     graph: EpilogueGraph
     inputs: tuple[Buffer, ...]
     targets: tuple[Buffer, ...]
-    tile: tuple[Expr, Expr]
+    tile: tuple[Expr, ...] = ()
+    origin: tuple[Expr, ...] = ()
     subtile: Var | None = None
 
     def effects(self) -> tuple[Effect, ...]:
@@ -222,7 +238,9 @@ class EpilogueLoad(Stmt):
         pairs = zip(self.inputs, self.targets, strict=True)
         loads = ", ".join(f"{i} -> {t}" for i, t in pairs)
         at = "whole tile" if self.subtile is None else f"subtile={self.subtile}"
-        return f"{loads}, tile=({self.tile[0]}, {self.tile[1]}), {at}"
+        where = ", ".join(str(e) for e in self.tile or self.origin)
+        what = "tile" if self.tile else "origin"
+        return f"{loads}, {what}=({where}), {at}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,18 +290,44 @@ class SmemStore(Stmt):
 
 @dataclass(frozen=True, kw_only=True)
 class TmaStore(Stmt):
-    """One warp's bulk store of a staging stage to the output, committed as a group."""
+    """One warp's bulk store of a staging stage to the output, committed as a group.
+
+    An empty ``tile`` is the one that :class:`SelectTile` chose. Where ``spare`` is
+    negative nothing is stored, and the group committed is empty: later waits count
+    groups.
+    """
 
     source: Buffer
     target: Buffer
-    tile: tuple[Expr, Expr]
+    tile: tuple[Expr, ...]
     subtile: Var
+    spare: Expr | None = None
 
     def effects(self) -> tuple[Effect, ...]:
         return (
             Issue(Queue.STORE),
             Read(self.source, Proxy.ASYNC, stage=self.subtile),
             Write(self.target, Proxy.ASYNC, disjoint=True),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartialStore(Stmt):
+    """What :class:`TmaStore` must leave: where ``spare`` is negative, the role's
+    threads copy a staging stage to the output, each element before ``end`` only.
+    ``origin`` as for :class:`EpilogueLoad`."""
+
+    source: Buffer
+    target: Buffer
+    origin: tuple[Expr, ...]
+    end: tuple[Expr, ...]
+    spare: Expr
+    subtile: Var
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (
+            Read(self.source, stage=self.subtile),
+            Write(self.target, disjoint=True),
         )
 
 
@@ -300,12 +344,15 @@ class TmaStoreWait(Stmt):
 
 @dataclass(frozen=True, kw_only=True)
 class GmemStore(Stmt):
-    """Store registers to the output, each element inside (m, n) only."""
+    """Store registers to the output, each element inside (m, n), or before ``end``,
+    only. ``tile`` and ``origin`` as for :class:`EpilogueLoad`."""
 
     source: Buffer
     target: Buffer
-    tile: tuple[Expr, Expr]
+    tile: tuple[Expr, ...]
     subtile: Var
+    origin: tuple[Expr, ...] = ()
+    end: tuple[Expr, ...] = ()
 
     def effects(self) -> tuple[Effect, ...]:
         return (Read(self.source), Write(self.target, disjoint=True))

@@ -26,6 +26,7 @@ from torch_cute_backend.ir.structure import (
     Let,
     RoleRegion,
     ScalarLoad,
+    ScheduledCoordinates,
     SchedulerAdvance,
     SubtileLoop,
     TileLoop,
@@ -159,10 +160,10 @@ def _variable_key(var: Var, known: Definitions, seen: tuple[Var, ...]) -> Key:
     if var in seen or not sources:
         return ("var", var)
     inner = (*seen, var)
-    return ("any", *(_source_key(s, known, inner) for s in sources))
+    return ("any", *(_source_key(s, var, known, inner) for s in sources))
 
 
-def _source_key(stmt: Stmt, known: Definitions, seen: tuple[Var, ...]) -> Key:
+def _source_key(stmt: Stmt, var: Var, known: Definitions, seen: tuple[Var, ...]) -> Key:
     if isinstance(stmt, Let):
         return ("let", value_key(stmt.value, known, seen))
     if isinstance(stmt, ScalarLoad):
@@ -176,4 +177,10 @@ def _source_key(stmt: Stmt, known: Definitions, seen: tuple[Var, ...]) -> Key:
         return ("work", *(value_key(e, known, seen) for e in bounds))
     if isinstance(stmt, SchedulerAdvance):
         return ("step", value_key(stmt.step, known, seen))
+    if isinstance(stmt, ScheduledCoordinates):
+        # Each role has a scheduler of its own name; of one kind, they agree on what
+        # belongs to a work index. (Nothing that a role clones loads what is written.)
+        place = stmt.targets.index(var)
+        work = value_key(Ref(stmt.work), known, seen)
+        return ("supplied", stmt.scheduler.kind, stmt.buffer, place, work)
     return ("opaque", stmt)

@@ -7,7 +7,8 @@ the check, which is the same with or without it.
 
 Proof: a load goes only if nothing in the kernel writes its buffer, and if no statement
 that stays, in the loop or behind it, depends on a value it defines. Roles cannot: they
-have their own copies. Every statement that is not a definition or control flow stays.
+have their own copies. Every statement that is not a definition, control flow or a mark
+in control flow that holds nothing else stays.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ from torch_cute_backend.ir.analysis import used
 from torch_cute_backend.ir.ops import Body, Stmt
 from torch_cute_backend.ir.printer import print_statement
 from torch_cute_backend.ir.program import Program
-from torch_cute_backend.ir.structure import If, KLoop, Let, ScalarLoad, SubtileLoop
+from torch_cute_backend.ir.structure import (
+    If,
+    KLoop,
+    Let,
+    Placeholder,
+    ScalarLoad,
+    SubtileLoop,
+)
 from torch_cute_backend.ir.values import Buffer, Var
 from torch_cute_backend.passes.base import Pass, PassContext, PassResult
 from torch_cute_backend.passes.remarks import Remark
@@ -60,7 +68,7 @@ def _live(body: Body, live: frozenset[Var], written: frozenset[Buffer]) -> Body:
             continue
         if type(stmt) in _CONTAINERS and stmt.role is None:
             inside = _live(stmt.bodies()[0], live, written)
-            if not inside:
+            if all(isinstance(s, Placeholder) for s in inside):
                 continue
             stmt = stmt.with_body(inside)
         kept.append(stmt)

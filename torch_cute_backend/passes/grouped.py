@@ -59,6 +59,17 @@ def replaced_variables(
         chosen -= bad
 
 
+def supplied_variables(program: Program, loop: TileLoop) -> frozenset[Var]:
+    """What the loop's own grouped scheduler supplies for its tile, at every assignment:
+    as good as a coordinate, once the statement that supplies it may go."""
+    found = definitions((loop,))
+    return frozenset(
+        var
+        for var, sources in found.items()
+        if all(_supplies(program, loop, s) for s in sources)
+    )
+
+
 def is_superfluous(
     program: Program, loop: TileLoop, stmt: Stmt, replaced: frozenset[Var]
 ) -> bool:
@@ -66,13 +77,20 @@ def is_superfluous(
     copy of what the scheduler supplies?"""
     if stmt.role is not None:
         return False
-    if type(stmt) is ScheduledCoordinates and isinstance(stmt, ScheduledCoordinates):
-        grouped = loop.scheduler.kind is SchedulerKind.GROUPED_STATIC
-        own = stmt.scheduler == loop.scheduler and stmt.work == loop.work
-        return grouped and own and stmt.buffer not in written_buffers(program)
     if type(stmt) in (Let, ScalarLoad):
         return all(var in replaced for var in stmt.defs())
-    return False
+    return _supplies(program, loop, stmt)
+
+
+def _supplies(program: Program, loop: TileLoop, stmt: Stmt) -> bool:
+    """Does ``stmt`` ask the loop's own grouped scheduler, of the loop's own tile?"""
+    if type(stmt) is not ScheduledCoordinates or stmt.role is not None:
+        return False
+    if not isinstance(stmt, ScheduledCoordinates):
+        return False
+    grouped = loop.scheduler.kind is SchedulerKind.GROUPED_STATIC
+    own = stmt.scheduler == loop.scheduler and stmt.work == loop.work
+    return grouped and own and stmt.buffer not in written_buffers(program)
 
 
 def _replaceable(program: Program, stmt: Stmt) -> bool:

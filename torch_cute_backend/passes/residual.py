@@ -35,7 +35,11 @@ from torch_cute_backend.ir.structure import (
 )
 from torch_cute_backend.ir.sync import CtaBarrier
 from torch_cute_backend.ir.values import Var
-from torch_cute_backend.passes.grouped import is_superfluous, replaced_variables
+from torch_cute_backend.passes.grouped import (
+    is_superfluous,
+    replaced_variables,
+    supplied_variables,
+)
 
 DROPPABLE: tuple[type[Stmt], ...] = (Let, Placeholder, CtaBarrier)
 """Leaf statements that the shared loop may hold and still be omitted."""
@@ -54,7 +58,8 @@ class Finding:
 
 def classify(program: Program, loop: TileLoop) -> tuple[Finding, ...]:
     """One finding for each statement of the loop, in order, nested ones included."""
-    coordinates = _coordinates(loop, program.prologue)
+    supplied = supplied_variables(program, loop)
+    coordinates = _coordinates(loop, program.prologue, supplied)
     replaced = replaced_variables(program, loop, coordinates)
 
     def judge(body: Body) -> Iterator[Finding]:
@@ -98,10 +103,12 @@ def _own_step(loop: TileLoop, stmt: SchedulerAdvance) -> bool:
     )
 
 
-def _coordinates(loop: TileLoop, prologue: Body) -> frozenset[Var]:
-    """Variables that are pure integer functions of launch parameters and the loop's own
-    work tile, in control flow that depends on such values alone. A loaded value, or one
-    that depends on it, never is.
+def _coordinates(
+    loop: TileLoop, prologue: Body, supplied: frozenset[Var]
+) -> frozenset[Var]:
+    """Variables that are pure integer functions of launch parameters, the loop's own
+    work tile and what its grouped scheduler ``supplied`` for that, in control flow that
+    depends on such values alone. A loaded value, or one that depends on it, never is.
 
     The largest set that supports itself: start from all, take out what has a definition
     that does not qualify, until nothing changes.
@@ -112,7 +119,11 @@ def _coordinates(loop: TileLoop, prologue: Body) -> frozenset[Var]:
     uniform = frozenset(v for v in uniform if launch_uniform((v,), prologue))
     chosen = assigned | uniform
     while True:
-        bad = frozenset(d.var for d in found if not _supports(loop, d, chosen))
+        bad = frozenset(
+            d.var
+            for d in found
+            if d.var not in supplied and not _supports(loop, d, chosen)
+        )
         if not bad & chosen:
             return chosen
         chosen -= bad

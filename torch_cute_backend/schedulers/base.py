@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch_cute_backend.ir.expr import BinOp, Expr, Param, Ref
-from torch_cute_backend.ir.values import SchedulerKind, Var
+from torch_cute_backend.ir.ops import Body
+from torch_cute_backend.ir.values import Buffer, Scheduler, SchedulerKind, Var
+from torch_cute_backend.problem import Grouping
 
 SCHEDULERS: dict[str, TileScheduler] = {}
 """Registry: the name that schedules use to the scheduler."""
@@ -18,11 +20,13 @@ class TileScheduler:
     work index stands for. A subclass registers itself under its ``name``.
 
     ``kind`` is what the passes know of it: whether it is finite and can be walked again
-    by each role, and what the host launches.
+    by each role, and what the host launches. ``groupings`` are those of the problems
+    whose tiles it hands out.
     """
 
     name: ClassVar[str] = ""
     kind: ClassVar[SchedulerKind] = SchedulerKind.STATIC_PERSISTENT
+    groupings: ClassVar[tuple[Grouping, ...]] = (Grouping.NONE,)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -34,7 +38,7 @@ class TileScheduler:
         """This cluster's first work index."""
         return Param("cluster_id")
 
-    def limit(self) -> Expr:
+    def limit(self, grouping: Grouping = Grouping.NONE) -> Expr:
         """One more than the last work index of all."""
         return BinOp("*", Param("tiles_m"), Param("tiles_n"))
 
@@ -45,3 +49,10 @@ class TileScheduler:
     def position(self, work: Var) -> Expr:
         """Where along the raster the tile of a work index lies, from 0."""
         return Ref(work)
+
+    def find_group(
+        self, grouping: Grouping, scheduler: Scheduler, work: Var, offsets: Buffer
+    ) -> Body:
+        """Statements that define the variables of :mod:`schedulers.group` for a work
+        index; only schedulers of grouped problems have them."""
+        raise NotImplementedError(f"{self.name} knows no groups")

@@ -7,19 +7,18 @@ from torch_cute_backend.ir.dataflow import (
     EpilogueApply,
     EpilogueLoad,
     GmemStore,
+    PartialStore,
     SmemStore,
     TmaStore,
     TmaStoreWait,
 )
-from torch_cute_backend.ir.expr import Expr
 from torch_cute_backend.ir.ops import Body, Stmt
 from torch_cute_backend.ir.sync import Fence, NamedBarrierSync
-from torch_cute_backend.ir.values import Buffer, Space, Var
+from torch_cute_backend.ir.values import Buffer, Space
 from torch_cute_backend.problem import GemmProblem
 from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.templates.resources import DenseResources
-
-Tile = tuple[Expr, Expr]
+from torch_cute_backend.templates.tile import SUBTILE, WorkTile
 
 
 def register_copy(buffer: Buffer) -> Buffer:
@@ -31,7 +30,9 @@ EARLY_KINDS = (InputKind.SCALAR, InputKind.ROW, InputKind.COL)
 """Inputs that take few registers a tile (columns are kept one a lane)."""
 
 
-def prefetched_inputs(problem: GemmProblem, res: DenseResources, tile: Tile) -> Body:
+def prefetched_inputs(
+    problem: GemmProblem, res: DenseResources, tile: WorkTile
+) -> Body:
     """Inputs read once a tile, before its mainloop: their latency passes behind it."""
     chosen = _inputs(problem, res, EARLY_KINDS)
     if not chosen:
@@ -42,7 +43,8 @@ def prefetched_inputs(problem: GemmProblem, res: DenseResources, tile: Tile) -> 
             graph=problem.epilogue,
             inputs=chosen,
             targets=tuple(register_copy(b) for b in chosen),
-            tile=tile,
+            tile=tile.index,
+            origin=tile.origin,
         ),
     )
 
@@ -51,8 +53,7 @@ def epilogue_statements(
     problem: GemmProblem,
     schedule: GemmSchedule,
     res: DenseResources,
-    tile: Tile,
-    subtile: Var,
+    tile: WorkTile,
 ) -> Body:
     """One subtile: load inputs, compute, store every output."""
     role, graph = res.epilogue, problem.epilogue
@@ -65,8 +66,9 @@ def epilogue_statements(
                 graph=graph,
                 inputs=varying,
                 targets=tuple(register_copy(b) for b in varying),
-                tile=tile,
-                subtile=subtile,
+                tile=tile.index,
+                origin=tile.origin,
+                subtile=SUBTILE,
             )
         )
     statements.append(
@@ -76,7 +78,7 @@ def epilogue_statements(
             source=res.registers_acc,
             inputs=tuple(register_copy(b) for b in res.inputs),
             targets=res.registers_out,
-            subtile=subtile,
+            subtile=SUBTILE,
             more=tuple(p.registers_acc for p in res.more),
         )
     )
@@ -85,20 +87,25 @@ def epilogue_statements(
         zip(res.registers_out, res.outputs, strict=True)
     ):
         if staged and i == 0:
-            statements.extend(_staged_store(schedule, res, tile, subtile))
+            statements.extend(_staged_store(schedule, res, tile))
         else:
             statements.append(
                 GmemStore(
-                    role=role, source=registers, target=out, tile=tile, subtile=subtile
+                    role=role,
+                    source=registers,
+                    target=out,
+                    tile=tile.index,
+                    origin=tile.origin,
+                    end=tile.end,
+                    subtile=SUBTILE,
                 )
             )
     return tuple(statements)
 
 
-def _staged_store(
-    schedule: GemmSchedule, res: DenseResources, tile: Tile, subtile: Var
-) -> Body:
-    """Registers -> shared memory -> TMA store.
+def _staged_store(schedule: GemmSchedule, res: DenseResources, tile: WorkTile) -> Body:
+    """Registers -> shared memory -> TMA store, or element by element where the tile
+    reaches beyond its group.
 
     The storing warp first makes sure that the stage's previous store has been read;
     the first barrier passes that on to the other warps, the second tells the storing
@@ -111,7 +118,7 @@ def _staged_store(
         TmaStoreWait(role=role, pending=schedule.epi_stages - 1),
         NamedBarrierSync(role=role, barrier=res.epi_barrier),
         SmemStore(
-            role=role, source=res.registers_out[0], target=staging, subtile=subtile
+            role=role, source=res.registers_out[0], target=staging, subtile=SUBTILE
         ),
         Fence(role=role),
         NamedBarrierSync(role=role, barrier=res.epi_barrier),
@@ -119,8 +126,26 @@ def _staged_store(
             role=role,
             source=staging,
             target=res.outputs[0],
-            tile=tile,
-            subtile=subtile,
+            tile=tile.index,
+            subtile=SUBTILE,
+            spare=tile.spare,
+        ),
+        *_partial_store(res, staging, tile),
+    )
+
+
+def _partial_store(res: DenseResources, staging: Buffer, tile: WorkTile) -> Body:
+    if tile.spare is None:
+        return ()
+    return (
+        PartialStore(
+            role=res.epilogue,
+            source=staging,
+            target=res.outputs[0],
+            origin=tile.origin,
+            end=tile.end,
+            spare=tile.spare,
+            subtile=SUBTILE,
         ),
     )
 

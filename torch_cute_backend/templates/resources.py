@@ -17,6 +17,8 @@ from torch_cute_backend.ir.values import (
 from torch_cute_backend.problem import Accum, GemmProblem
 from torch_cute_backend.schedule import GemmSchedule
 
+OFFSETS = Buffer("offsets", Space.GMEM, "int32")
+"""Where each group of a ragged dimension ends."""
 EPILOGUE_BARRIER_ID = 1
 MMA_M = sm90.MMA_M
 """Rows of one wgmma."""
@@ -70,6 +72,7 @@ class DenseResources:
     release_lag: int = 0
     more: tuple[Product, ...] = ()
     walk_end: Buffer | None = None
+    offsets: Buffer | None = None
 
     @property
     def products(self) -> tuple[Product, ...]:
@@ -102,7 +105,8 @@ class DenseResources:
     def buffers(self) -> tuple[Buffer, ...]:
         products = self.products
         promoted = (p.promote for p in products)
-        optional = (*promoted, self.alternate, self.padding, self.tmem, self.walk_end)
+        scalars = (self.offsets, self.walk_end)
+        optional = (*scalars, *promoted, self.alternate, self.padding, self.tmem)
         everything = (
             self.a,
             *(p.b for p in products),
@@ -236,6 +240,7 @@ def resources_sm90(problem: GemmProblem, s: GemmSchedule) -> DenseResources:
         inputs=inputs,
         outputs=outputs,
         registers_out=_registers_out(problem, s),
+        offsets=OFFSETS if problem.has_offsets else None,
         staging=staging,
         ab=ab,
         epi_barrier=NamedBarrier(
@@ -309,6 +314,7 @@ def resources_sm100(problem: GemmProblem, s: GemmSchedule) -> DenseResources:
         inputs=inputs,
         outputs=outputs,
         registers_out=_registers_out(problem, s),
+        offsets=OFFSETS if problem.has_offsets else None,
         staging=staging,
         ab=ab,
         acc_pipe=acc_pipe,

@@ -1,0 +1,124 @@
+"""What grouped kernels add to the statements that both archs share.
+
+Groups are looked up by a function of the generated module, :data:`FIND_GROUP`; tiles
+start at any element; a tile that reaches beyond its group is stored by element.
+"""
+
+from __future__ import annotations
+
+from torch_cute_backend.codegen import names
+from torch_cute_backend.codegen.emit import Emitter, emits
+from torch_cute_backend.codegen.shapes import output_index, where
+from torch_cute_backend.errors import CodegenError
+from torch_cute_backend.ir import dataflow as flow
+from torch_cute_backend.ir import structure as st
+from torch_cute_backend.problem import Grouping
+
+RAGGED_SIZES = {
+    Grouping.M: ("m", "TILE_M * CLUSTER_M", "tiles_n"),
+    Grouping.N: ("n", "TILE_N * CLUSTER_N", "tiles_m"),
+}
+"""The ragged extent, what a cluster covers of it, and its tiles across."""
+
+FIND_GROUP = '''\
+@cute.jit
+def find_group(offsets, groups, work, extent, size, across):
+    """The group whose tile a work index is, its place among that group's tiles, the
+    group's clusters along the ragged dimension, and where it starts and stops. A warp
+    looks at 32 groups at a time, one a lane; each is cut to lie behind the one before
+    it and within ``extent``. Behind the last tile, the group is ``groups``."""
+    lane = cute.arch.lane_idx()
+    group, place, count, start, stop = groups, Int32(0), Int32(0), Int32(0), Int32(0)
+    first, tiles, done = Int32(0), Int32(0), Int32(0)
+    while first < groups:
+        end = done
+        if first + lane < groups:
+            end = cutlass.max(done, cutlass.min(offsets[first + lane], extent))
+        for i in range_constexpr(5):
+            end = cutlass.max(end, cute.arch.shuffle_sync_up(end, 1 << i))
+        begin = cute.arch.shuffle_sync_up(end, 1)
+        begin = cutlass.select_(lane > 0, begin, done)
+        own = (end - begin + size - 1) // size
+        upto = own
+        for i in range_constexpr(5):
+            other = cute.arch.shuffle_sync_up(upto, 1 << i)
+            upto = upto + cutlass.select_(lane >= 1 << i, other, 0)
+        upto = upto + tiles
+        passed = cute.arch.popc(cute.arch.vote_ballot_sync(upto * across <= work))
+        lane_of = cutlass.min(passed, 31)
+        hit_upto = cute.arch.shuffle_sync(upto, lane_of)
+        hit_own = cute.arch.shuffle_sync(own, lane_of)
+        hit_end = cute.arch.shuffle_sync(end, lane_of)
+        hit_begin = cute.arch.shuffle_sync(begin, lane_of)
+        first += 32
+        if passed < 32:
+            group = first - 32 + passed
+            place = work - (hit_upto - hit_own) * across
+            count, start, stop = hit_own, hit_begin, hit_end
+            first = groups
+        tiles, done = hit_upto, hit_end
+    return group, place, count, start, stop
+'''
+SPLIT_GROUP = '''\
+@cute.jit
+def split_group(offsets, work, extent, tiles):
+    """The group and the place of a work index where each group has ``tiles`` of them,
+    and the group's part of the ragged dimension, cut to lie within ``extent``."""
+    group, place = work // tiles, work % tiles
+    start = Int32(0)
+    if group > 0:
+        start = cutlass.max(cutlass.min(offsets[group - 1], extent), 0)
+    stop = cutlass.max(cutlass.min(offsets[group], extent), start)
+    return group, place, start, stop
+'''
+
+
+class GroupedEmitter(Emitter):
+    """See :class:`Emitter`."""
+
+    @emits(st.ScalarLoad)
+    def scalar_load(self, s: st.ScalarLoad) -> None:
+        self.out.line(f"{s.var} = {names.gmem(s.buffer)}[{s.index}]")
+
+    @emits(st.ScheduledCoordinates)
+    def scheduled_coordinates(self, s: st.ScheduledCoordinates) -> None:
+        targets = ", ".join(v.name for v in s.targets)
+        offsets = names.gmem(s.buffer)
+        if self.problem.grouping is Grouping.K:
+            args = [offsets, str(s.work), "k_extent", "tiles_m * tiles_n"]
+            self.out.call(f"{targets} = split_group(", tuple(args))
+            return
+        extent, size, across = RAGGED_SIZES[self.problem.grouping]
+        args = [offsets, "groups", str(s.work), extent, size, across]
+        self.out.call(f"{targets} = find_group(", tuple(args))
+
+    @emits(flow.SelectTile)
+    def select_tile(self, s: flow.SelectTile) -> None:
+        x = names.camel(s.buffer.name)
+        tensor = names.gmem(s.buffer)
+        if len(s.origin) == 3:
+            tensor += f"[(None, None, {s.origin[2]})]"
+        start = f"({s.origin[0]}, {s.origin[1]})"
+        self.select(x, f"cute.domain_offset({start}, {tensor})")
+
+    def select(self, x: str, tensor: str) -> None:
+        """Views of ``tensor``'s boxes from its first element on; an arch's to say."""
+        raise CodegenError(f"{type(self).__name__} selects no tiles of {x}")
+
+    @emits(flow.PartialStore)
+    def partial_store(self, s: flow.PartialStore) -> None:
+        if s.role is None:
+            raise CodegenError("a partial store of all threads")
+        out, at = self.out, where((), s.origin, s.end)
+        stage = self.staging_stage(s.subtile.name)
+        elements = f"TILE_M * EPI_N, {s.role.threads}"
+        element = output_index(self.problem, at)
+        with out.block(f"if {s.spare} < 0:"):
+            out.comment("The tile reaches beyond its group: by element, up to the end.")
+            with out.block(f"for i in cutlass.range(tidx, {elements}, unroll=4):"):
+                out.line(f"row = {at.row} + i // EPI_N")
+                out.line(f"col = {at.col} + {s.subtile} * EPI_N + i % EPI_N")
+                inside = f"row < {at.row_end} and col < {at.col_end}"
+                with out.block(f"if {inside}:"):
+                    value = f"{s.source}[i // EPI_N, i % EPI_N, {stage}]"
+                    out.line(f"{names.plain(s.target)}[{element}] = {value}")

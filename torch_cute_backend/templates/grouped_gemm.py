@@ -1,0 +1,149 @@
+"""Grouped GEMM as a tile program: G products in one launch.
+
+``build_grouped_gemm`` returns the *inline* form, as :mod:`templates.dense_gemm` does,
+and of the same parts: the mainloop and the epilogue are a dense kernel's. What differs
+is where a tile lies:
+
+* A scheduler finds the tile's group, from offsets that the device reads.
+* No tile reaches into two groups. A group of ragged M or N starts at any row or column
+  of its tensor, so boxes start at elements, not at multiples of a tile. What a load
+  reads beyond the group's end belongs to the next group, or is zero beyond the tensor.
+* It is not stored: such a tile is written element by element up to the group's end.
+  Other tiles take the bulk store.
+
+There is one TMA descriptor a tensor, of rank 3 where the groups are stacked; nothing is
+rewritten on the device, and nothing is read on the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch_cute_backend.arch.spec import ArchSpec
+from torch_cute_backend.ir.dataflow import SelectTile
+from torch_cute_backend.ir.expr import BinOp, Const, Expr, Param, Ref
+from torch_cute_backend.ir.ops import Body
+from torch_cute_backend.ir.program import Program
+from torch_cute_backend.ir.structure import If, Let
+from torch_cute_backend.ir.values import Scheduler, Var
+from torch_cute_backend.problem import GemmProblem, Grouping
+from torch_cute_backend.schedule import GemmSchedule
+from torch_cute_backend.schedulers import SCHEDULERS
+from torch_cute_backend.schedulers.group import (
+    GROUP,
+    GROUP_TILES,
+    GROUPS,
+    PLACE,
+    START,
+    STOP,
+)
+from torch_cute_backend.schedulers.raster import (
+    TILE_M,
+    TILE_N,
+    TILES_M,
+    TILES_N,
+    tile_coordinates,
+)
+from torch_cute_backend.templates.dense_gemm import program, resources, tile_loop
+from torch_cute_backend.templates.resources import OFFSETS, DenseResources
+from torch_cute_backend.templates.stages import tile_statements
+from torch_cute_backend.templates.tile import K_TILE, TILE, Exprs, WorkTile
+
+ROW = Var("tile_row")
+COL = Var("tile_col")
+SPARE = Var("spare")
+RAGGED = (Grouping.M, Grouping.N)
+
+
+def build_grouped_gemm(
+    problem: GemmProblem, schedule: GemmSchedule, arch: ArchSpec
+) -> Program:
+    """The inline form of ``D[g] = epilogue(A[g] @ B[g])`` for every group ``g``; the
+    schedule must be valid."""
+    res = resources(problem, schedule, arch)
+    order = SCHEDULERS[schedule.scheduler]
+    scheduler = Scheduler("tiles", order.kind)
+    kind = problem.grouping
+    found = order.find_group(kind, scheduler, TILE, OFFSETS)
+    place = _Place(problem, schedule, res)
+    work = (*place.coordinates(), *tile_statements(problem, schedule, res, place.tile))
+    if kind in RAGGED:
+        work = (If(condition=BinOp("<", Ref(GROUP), GROUPS), body=work),)
+    loop = tile_loop(problem, order, scheduler, (*found, *work))
+    return program(problem, schedule, arch, res, loop)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where the tile of a group lies in A, B and D."""
+
+    problem: GemmProblem
+    schedule: GemmSchedule
+    res: DenseResources
+
+    @property
+    def kind(self) -> Grouping:
+        return self.problem.grouping
+
+    def coordinates(self) -> Body:
+        """The tile in its group, then its first element, and how far the group goes."""
+        rows = Ref(GROUP_TILES) if self.kind is Grouping.M else TILES_M
+        columns = Ref(GROUP_TILES) if self.kind is Grouping.N else TILES_N
+        spare = self._spare()
+        return (
+            *tile_coordinates(self.schedule, Ref(PLACE), rows, columns),
+            Let(var=ROW, value=self._first(Grouping.M, TILE_M, "TILE_M")),
+            Let(var=COL, value=self._first(Grouping.N, TILE_N, "TILE_N")),
+            *(() if spare is None else (Let(var=SPARE, value=spare),)),
+        )
+
+    def _first(self, ragged: Grouping, index: Var, size: str) -> Expr:
+        inside = BinOp("*", Ref(index), Param(size))
+        return BinOp("+", Ref(START), inside) if self.kind is ragged else inside
+
+    def _spare(self) -> Expr | None:
+        """Not negative iff the whole tile may be stored: it ends before its group does,
+        or the group ends with the tensor, where TMA stops by itself."""
+        if self.kind not in RAGGED or self.res.staging is None:
+            return None
+        first, size, extent = ROW, "TILE_M", "m"
+        if self.kind is Grouping.N:
+            first, size, extent = COL, "TILE_N", "n"
+        ends = BinOp("-", BinOp("-", Ref(STOP), Param(size)), Ref(first))
+        return BinOp("max", ends, BinOp("-", Ref(STOP), Param(extent)))
+
+    @property
+    def tile(self) -> WorkTile:
+        load, store = self.res.load, self.res.epilogue
+        stored = self.res.outputs[0]
+        select_d = SelectTile(role=store, buffer=stored, origin=self._output())
+        return WorkTile(
+            a=(Ref(K_TILE),),
+            b=(Ref(K_TILE),),
+            origin=(Ref(ROW), Ref(COL), Ref(GROUP)),
+            end=self._end(),
+            spare=None if self._spare() is None else Ref(SPARE),
+            before_load=(
+                SelectTile(role=load, buffer=self.res.a, origin=self._operand("a")),
+                SelectTile(role=load, buffer=self.res.b, origin=self._operand("b")),
+            ),
+            before_store=() if self.res.staging is None else (select_d,),
+        )
+
+    def _end(self) -> Exprs:
+        if self.kind is Grouping.M:
+            return (Ref(STOP), Param("n"))
+        return (Param("m"), Ref(STOP)) if self.kind is Grouping.N else ()
+
+    def _operand(self, x: str) -> Exprs:
+        """First element of A's or B's boxes; the operand that holds the groups one
+        after the other is not stacked."""
+        first = Ref(ROW if x == "a" else COL)
+        if self.kind is Grouping.K:
+            return (first, Ref(START))
+        flat = Grouping.M if x == "a" else Grouping.N
+        return (first, Const(0)) if self.kind is flat else (first, Const(0), Ref(GROUP))
+
+    def _output(self) -> Exprs:
+        first = (Ref(ROW), Ref(COL))
+        return first if self.kind in RAGGED else (*first, Ref(GROUP))

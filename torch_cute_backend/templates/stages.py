@@ -1,0 +1,285 @@
+"""The parts of a GEMM's tile program that dense and grouped kernels share.
+
+Set-up, the load role's part of a tile, the mainloop, the epilogue, the tails: the same
+statements whatever the tile, whose place a :class:`~templates.tile.WorkTile` says.
+"""
+
+from __future__ import annotations
+
+from torch_cute_backend.ir.dataflow import (
+    AccumulatorClear,
+    ConsumerRelease,
+    ConsumerWait,
+    Mma,
+    MmaDrain,
+    ProducerAcquire,
+    ProducerCommit,
+    ProducerTail,
+    TmaLoad,
+    TmaStoreWait,
+    TmemLoad,
+)
+from torch_cute_backend.ir.expr import Param, Ref
+from torch_cute_backend.ir.ops import Body, Stmt
+from torch_cute_backend.ir.structure import KLoop, ScalarStore, SubtileLoop
+from torch_cute_backend.ir.sync import (
+    AllocateShared,
+    Fence,
+    InitPipelines,
+    InitSync,
+    NamedBarrierSync,
+    PartitionEpilogue,
+    PartitionMma,
+    PartitionTma,
+    PipelineStates,
+    PrefetchDescriptors,
+    SetRegisters,
+    TmemAlloc,
+    TmemFree,
+    ZeroPadding,
+)
+from torch_cute_backend.ir.values import L2Policy, Role
+from torch_cute_backend.problem import GemmProblem
+from torch_cute_backend.schedule import GemmSchedule
+from torch_cute_backend.templates.epilogue import (
+    epilogue_statements,
+    prefetched_inputs,
+)
+from torch_cute_backend.templates.resources import DenseResources
+from torch_cute_backend.templates.tile import K_TILE, SUBTILE, TILE, WorkTile
+
+
+def prologue(res: DenseResources, schedule: GemmSchedule) -> Body:
+    """Shared set-up ends in the barrier that publishes it; then each role's own."""
+    shared: list[Stmt] = [
+        PrefetchDescriptors(buffers=res.tma_tensors),
+        AllocateShared(buffers=res.shared),
+        InitPipelines(pipelines=res.pipelines),
+    ]
+    if res.tmem is not None:
+        shared.append(TmemAlloc(buffer=res.tmem, columns=res.tmem_columns))
+    shared.append(InitSync(cluster=schedule.cluster_size > 1))
+    load, mma, epilogue = res.load, res.mma, res.epilogue
+    own: list[Stmt] = [
+        PartitionTma(role=load, buffers=(res.a, *(p.b for p in res.products))),
+        PipelineStates(role=load, pipelines=(res.ab,)),
+        _partition_mma(res),
+        PipelineStates(
+            role=mma, pipelines=(res.ab,) if res.acc_pipe is None else res.pipelines
+        ),
+    ]
+    if res.acc_pipe is not None:
+        own.append(PipelineStates(role=epilogue, pipelines=(res.acc_pipe,)))
+    own.append(
+        PartitionEpilogue(
+            role=epilogue,
+            source=res.acc,
+            targets=res.registers_out,
+            staging=res.staging,
+            more=tuple(p.registers_acc for p in res.more),
+        )
+    )
+    return (*shared, *_registers(res), *own, *_padding(res))
+
+
+def _registers(res: DenseResources) -> Body:
+    """Who gives registers up comes first, so that who takes them finds them free."""
+    budgets = {r: r.registers for r in res.roles if r.registers is not None}
+    fewest = min(budgets.values(), default=0)
+    return tuple(
+        SetRegisters(role=role, count=count, increase=count > fewest)
+        for role, count in budgets.items()
+    )
+
+
+def _partition_mma(res: DenseResources) -> Stmt:
+    """Tensor memory holds the accumulators of all products in one buffer."""
+    registers = res.tmem is None
+    accumulators = (b for p in res.more for b in (p.acc, p.promote) if b is not None)
+    return PartitionMma(
+        role=res.mma,
+        a=res.s_a,
+        b=res.s_b,
+        accumulator=res.acc,
+        promote=res.promote,
+        alternate=res.alternate,
+        more_b=tuple(p.s_b for p in res.more),
+        more_accumulators=tuple(accumulators) if registers else (),
+    )
+
+
+def _padding(res: DenseResources) -> Body:
+    """Rows below a low tile: the MMA's warps zero them once, before its first MMA."""
+    if res.padding is None:
+        return ()
+    role = res.mma
+    return (
+        ZeroPadding(role=role, buffer=res.padding),
+        Fence(role=role),
+        NamedBarrierSync(role=role, barrier=res.epi_barrier),
+    )
+
+
+def tile_statements(
+    problem: GemmProblem, schedule: GemmSchedule, res: DenseResources, tile: WorkTile
+) -> Body:
+    """What the roles do for one tile."""
+    inputs = prefetched_inputs(problem, res, tile)
+    # The same warps compute the mainloop and the epilogue, or others do: either way
+    # the inputs are requested before the accumulator is ready.
+    one_role = res.mma == res.epilogue
+    mma = _mma(res, tile)
+    return (
+        *_load(res, schedule, tile),
+        *((*inputs, *mma) if one_role else (*mma, *inputs)),
+        *_epilogue(problem, schedule, res, tile),
+    )
+
+
+def _load(res: DenseResources, schedule: GemmSchedule, tile: WorkTile) -> Body:
+    role: Role = res.load
+    stream = schedule.l2_policy == "stream_b"
+    return (
+        *tile.before_load,
+        KLoop(
+            role=role,
+            index=K_TILE,
+            count=tile.k_tiles,
+            body=(
+                ProducerAcquire(role=role, pipeline=res.ab),
+                TmaLoad(
+                    role=role,
+                    source=res.a,
+                    target=res.s_a,
+                    pipeline=res.ab,
+                    coords=tile.a,
+                    l2=L2Policy.EVICT_LAST if stream else L2Policy.NORMAL,
+                ),
+                *(
+                    TmaLoad(
+                        role=role,
+                        source=product.b,
+                        target=product.s_b,
+                        pipeline=res.ab,
+                        coords=tile.b,
+                        l2=L2Policy.EVICT_FIRST if stream else L2Policy.NORMAL,
+                    )
+                    for product in res.products
+                ),
+                ProducerCommit(role=role, pipeline=res.ab),
+            ),
+        ),
+    )
+
+
+def _mma(res: DenseResources, tile: WorkTile) -> Body:
+    """The mainloop. wgmma reads a stage until the next k tile's wgmma is issued, so its
+    release lags by one; tcgen05 releases by commit, in order."""
+    role = res.mma
+    lag = res.release_lag
+    mainloop = KLoop(
+        role=role,
+        index=K_TILE,
+        count=tile.k_tiles,
+        body=(
+            ConsumerWait(role=role, pipeline=res.ab),
+            *tile.before_mma,
+            *(
+                Mma(
+                    role=role,
+                    accumulator=product.acc,
+                    a=res.s_a,
+                    b=product.s_b,
+                    pipeline=res.ab,
+                    index=K_TILE,
+                    promote=product.promote,
+                    padding=res.padding,
+                    product=product.part,
+                    alternate=res.alternate,
+                    more=product != res.products[-1],
+                )
+                for product in res.products
+            ),
+            ConsumerRelease(
+                role=role,
+                pipeline=res.ab,
+                lag=lag,
+                index=K_TILE if lag else None,
+            ),
+        ),
+    )
+    if res.acc_pipe is None:
+        drain = MmaDrain(role=role, pipeline=res.ab, lag=lag)
+        if res.alternate is not None:
+            drain = MmaDrain(
+                role=role,
+                pipeline=res.ab,
+                lag=lag,
+                last=(res.acc, res.alternate),
+                promote=res.promote,
+                count=tile.k_tiles,
+            )
+        clear = tuple(
+            AccumulatorClear(role=role, accumulator=product.promote)
+            for product in res.products
+            if product.promote is not None
+        )
+        return (*clear, mainloop, drain)
+    return (
+        ProducerAcquire(role=role, pipeline=res.acc_pipe),
+        mainloop,
+        ProducerCommit(role=role, pipeline=res.acc_pipe),
+    )
+
+
+def _epilogue(
+    problem: GemmProblem, schedule: GemmSchedule, res: DenseResources, tile: WorkTile
+) -> Body:
+    role = res.epilogue
+    inside: list[Stmt] = []
+    before: list[Stmt] = []
+    after: list[Stmt] = []
+    if res.acc_pipe is not None:
+        before.append(ConsumerWait(role=role, pipeline=res.acc_pipe))
+        inside.extend(
+            TmemLoad(
+                role=role,
+                source=product.acc,
+                target=product.registers_acc,
+                pipeline=res.acc_pipe,
+                subtile=SUBTILE,
+                product=product.part,
+            )
+            for product in res.products
+        )
+        after.append(ConsumerRelease(role=role, pipeline=res.acc_pipe))
+    inside.extend(epilogue_statements(problem, schedule, res, tile))
+    subtiles = SubtileLoop(
+        role=role,
+        index=SUBTILE,
+        count=schedule.tile_n // schedule.epi_n,
+        body=tuple(inside),
+    )
+    return (*before, *tile.before_store, subtiles, *after)
+
+
+def post(res: DenseResources) -> Body:
+    """Tails: each role waits for what others, or the hardware, still owe it."""
+    statements: list[Stmt] = [ProducerTail(role=res.load, pipeline=res.ab)]
+    if res.acc_pipe is not None:
+        statements.append(ProducerTail(role=res.mma, pipeline=res.acc_pipe))
+    if res.staging is not None:
+        statements.append(TmaStoreWait(role=res.epilogue, pending=0))
+    if res.tmem is not None:
+        # The epilogue's warps have waited for every accumulator that the MMA wrote, and
+        # only they read them, so their own barrier suffices.
+        statements.append(NamedBarrierSync(role=res.epilogue, barrier=res.epi_barrier))
+        statements.append(
+            TmemFree(role=res.epilogue, buffer=res.tmem, columns=res.tmem_columns)
+        )
+    if res.walk_end is not None:
+        # Reads the work tile that the shared loop leaves behind.
+        statements.append(
+            ScalarStore(buffer=res.walk_end, index=Param("bidx"), value=Ref(TILE))
+        )
+    return tuple(statements)

@@ -1,0 +1,46 @@
+"""Where one work tile lies: what distinguishes a dense tile from a tile of a group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch_cute_backend.ir.expr import Expr, Param
+from torch_cute_backend.ir.ops import Body
+from torch_cute_backend.ir.values import Var
+
+TILE = Var("tile_idx")
+K_TILE = Var("k_tile")
+SUBTILE = Var("subtile")
+
+Exprs = tuple[Expr, ...]
+
+
+@dataclass(frozen=True)
+class WorkTile:
+    """How the statements of a template refer to their tile.
+
+    Attributes:
+        a, b: coordinates of the boxes of A and B at the k tile ``k_tile``.
+        k_tiles: how many of those there are.
+        index: tile indices (m, n) in the output; empty where tiles start at any
+            element, as those of a group do.
+        origin: the first element in the output, (row, column) and the group where
+            outputs are stacked; empty for a dense tile.
+        end: where the group's rows and columns end; empty if the tensor's do.
+        spare: negative iff the tile reaches beyond the group's end, so that it cannot
+            be stored as a whole; None if it may always be.
+        before_load, before_store: statements of the load and epilogue roles in front of
+            their part of the tile.
+        before_mma: statements of the MMA's role for each k tile, before its MMA.
+    """
+
+    a: Exprs
+    b: Exprs
+    k_tiles: Expr = Param("k_tiles")
+    index: Exprs = ()
+    origin: Exprs = ()
+    end: Exprs = ()
+    spare: Expr | None = None
+    before_load: Body = ()
+    before_store: Body = ()
+    before_mma: Body = ()
