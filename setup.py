@@ -41,7 +41,8 @@ setup(
     entry_points={
         "console_scripts": ["torch-cute = torch_cute_backend.cli.main:main"],
         "torch_dynamo_backends": [
-            "cute = torch_cute_backend.inductor.backend:compile_cute"
+            "cute = torch_cute_backend.inductor.backend:compile_cute",
+            "cute_sim = torch_cute_backend.inductor.backend:compile_cute_sim",
         ],
         "torch.backends": ["torch_cute_backend = torch_cute_backend_autoload:autoload"],
     },

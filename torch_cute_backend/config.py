@@ -46,6 +46,7 @@ class Config:
         self_test_timeout_s: time limit of that self-test.
         count_launches: wrap loaded kernels in a counter (tests and the demo).
         enabled: offer kernels to Inductor at all.
+        sim_arch: the arch that ``torch.compile(backend="cute_sim")`` simulates.
     """
 
     cache_dir: Path
@@ -56,6 +57,7 @@ class Config:
     self_test_timeout_s: float = 20.0
     count_launches: bool = False
     enabled: bool = True
+    sim_arch: str = "sm_90a"
 
 
 def default_cache_dir(environ: Mapping[str, str]) -> Path:
@@ -94,7 +96,7 @@ def _parse(name: str, text: str, like: object) -> Any:
             "0 or 1" if isinstance(like, bool) else f"a positive {type(like).__name__}"
         )
         raise UserError(f"{name}={text!r} is not {kind}") from error
-    return Path(text).expanduser()
+    return text.strip() if isinstance(like, str) else Path(text).expanduser()
 
 
 def from_environ(environ: Mapping[str, str]) -> Config:

@@ -113,6 +113,43 @@ class ValuesTest(TestCase):
                 got.view(np.uint32), wanted.view(np.uint32), body
             )
 
+    def test_saturation_to_one(self):
+        f = np.linspace(-2, 2, 32).astype(np.float32)
+        f[:4] = [np.nan, np.inf, -np.inf, -0.0]
+        got = self.evaluate("cvt.sat.f32.f32 %r11, %r10;", f.view(np.uint32))
+        wanted = np.clip(np.nan_to_num(f, nan=0.0), 0, 1) + np.float32(0)
+        np.testing.assert_array_equal(got, wanted.view(np.uint32))
+
+    def test_fma_rounded_down(self):
+        f = np.linspace(-3, 7, 32).astype(np.float32)
+        got = self.evaluate(
+            "fma.rm.f32 %r11, %r10, %r10, %r10;", f.view(np.uint32)
+        ).view(np.float32)
+        exact = f.astype(np.float64) ** 2 + f
+        self.assertTrue((got <= exact).all())
+        self.assertTrue((np.nextafter(got, np.float32(np.inf)) > exact).all())
+        nearest = exact.astype(np.float32)
+        self.assertTrue((got != nearest).any())
+
+    def test_mixed_precision_arithmetic(self):
+        """f32 arithmetic on a bf16 or f16 operand, which sm_100 has."""
+        import torch
+
+        f = torch.linspace(-3, 7, 32)
+        for name, kind in (("bf16", torch.bfloat16), ("f16", torch.float16)):
+            narrow = f.to(kind).float()
+            wide = narrow.double()
+            cases = {
+                f"add.rn.f32.{name} %r11, %rs1, %r10;": narrow + f,
+                f"sub.f32.{name} %r11, %rs1, %r10;": narrow - f,
+                f"fma.rn.f32.{name} %r11, %rs1, %rs1, %r10;": (wide * wide + f).float(),
+            }
+            for body, wanted in cases.items():
+                body = f"cvt.rn.{name}.f32 %rs1, %r10; {body}"
+                got = self.evaluate(body, f.numpy().view(np.uint32))
+                wanted = wanted.numpy().view(np.uint32)
+                np.testing.assert_array_equal(got, wanted, body)
+
     def test_fp8_conversion_matches_torch(self):
         import torch
 

@@ -18,6 +18,7 @@ from torch_cute_backend.build import KernelBuild
 from torch_cute_backend.cli.problem import plan, require_build
 from torch_cute_backend.errors import UserError
 from torch_cute_backend.sim.child import SimChild
+from torch_cute_backend.sim.kernels import role_of_warp
 
 COLUMNS = ("instructions", "bar.sync", "shfl", "try_wait", "arrive", "tma", "mma")
 """Counts shown in the text report; ``--json`` has all of them."""
@@ -76,15 +77,6 @@ def simulate(
         "counts": {role: dict(counts) for role, counts in report.counts.items()},
         "grid": list(report.grid),
         "seconds": round(report.seconds, 3),
-    }
-
-
-def role_of_warp(build: KernelBuild) -> dict[int, str]:
-    """Warp index -> role name."""
-    return {
-        warp: role.name
-        for role in build.after.roles
-        for warp in range(role.first_warp, role.first_warp + role.warps)
     }
 
 

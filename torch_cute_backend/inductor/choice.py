@@ -25,9 +25,9 @@ from torch_cute_backend.errors import CuteBackendError
 from torch_cute_backend.inductor import compat, lowering, reasons, timing
 from torch_cute_backend.inductor.grouped import grouped_request
 from torch_cute_backend.inductor.request import GemmRequest, OpCall, gemm_request
+from torch_cute_backend.inductor.target import Target, target_of
 from torch_cute_backend.inductor.views import View, unwrap
 from torch_cute_backend.problem import GROUPED_OPS
-from torch_cute_backend.runtime import device, validated
 from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.status import Status
 from torch_cute_backend.tuning import lookup
@@ -38,9 +38,10 @@ MAX_CANDIDATES = 4
 
 @dataclass(frozen=True)
 class Candidate:
-    """A request with one schedule for it, built."""
+    """A request with one schedule for it, built for ``arch``, to run on ``target``."""
 
     request: GemmRequest
+    target: Target
     arch: ArchSpec
     choice: ScheduleChoice
     build: KernelBuild
@@ -171,7 +172,8 @@ def offer(choices: list[Any]) -> list[Any]:
         timing.prefetch([caller.candidate.build.source for caller in ours])
         return [*choices, *ours]
     # Nothing would notice later that the only choice left does not compile.
-    (status,) = timing.compiled([ours[0].candidate.build.source])
+    first = ours[0].candidate
+    (status,) = first.target.compiled([first.build.source])
     if status:
         return ours[:1]
     reasons.record(f"aten.{pending.call.op}", "compile", status)
@@ -179,7 +181,8 @@ def offer(choices: list[Any]) -> list[Any]:
 
 
 def _takes_all(candidate: Candidate) -> bool:
-    return candidate.request.must_decide or decides(candidate)
+    must = candidate.request.must_decide or not candidate.target.times_choices
+    return must or decides(candidate)
 
 
 def decides(candidate: Candidate) -> bool:
@@ -242,16 +245,18 @@ def _layout(request: GemmRequest, choices: Sequence[Any]) -> ir.Layout | Status:
 
 def build_candidates(request: GemmRequest) -> list[Candidate] | Status:
     """At most four built kernels for a request, the most trusted first."""
-    index = device.device_index(request.device)
-    arch = device.arch_of(index)
+    target = target_of(request.device)
+    if isinstance(target, Status):
+        return target
+    arch = target.arch
     if arch is None:
-        return Status.no(f"no kernels for {device.name_of(index)}")
+        return Status.no(f"no kernels for {target.name}")
     built: list[Candidate] = []
     refused = Status.ok()
     for choice in lookup.candidates(request.problem, arch, limit=MAX_CANDIDATES):
-        result = _checked_build(request, arch, choice.schedule, index)
+        result = _checked_build(request, target, arch, choice.schedule)
         if isinstance(result, KernelBuild):
-            built.append(Candidate(request, arch, choice, result))
+            built.append(Candidate(request, target, arch, choice, result))
         else:
             refused = refused & result
     if built:
@@ -262,14 +267,14 @@ def build_candidates(request: GemmRequest) -> list[Candidate] | Status:
 
 
 def _checked_build(
-    request: GemmRequest, arch: ArchSpec, schedule: GemmSchedule, index: int
+    request: GemmRequest, target: Target, arch: ArchSpec, schedule: GemmSchedule
 ) -> KernelBuild | Status:
-    """Build a kernel that this GPU may use and that the request's tensors fit."""
+    """Build a kernel that may run there and that the request's tensors fit."""
     result = build.build_kernel(request.problem, schedule, arch)
     if isinstance(result, Status):
         return result
     status = check_arguments(result, request.arguments(request.epilogue))
-    status = status and validated.usable(request.problem, schedule, arch, index)
+    status = status and target.usable(request.problem, schedule)
     return result if status else status
 
 

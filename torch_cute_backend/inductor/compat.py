@@ -101,14 +101,44 @@ def asked_for() -> Status:
     An untouched list does, so that importing the package is enough. A list that a
     person or a test has chosen means what it says: it must hold ``TORCH_CUTE``.
     """
-    chosen = config.max_autotune_gemm_backends.upper()
-    names = tuple(name.strip() for name in chosen.split(","))
+    names = _backends()
     return Status.check(
         (
-            names == _DEFAULT_BACKENDS or BACKEND_NAME in names,
-            f"max_autotune_gemm_backends={chosen!r} does not name {BACKEND_NAME}",
+            names == _DEFAULT_BACKENDS
+            or BACKEND_NAME in names
+            or simulated_arch() is not None,
+            f"max_autotune_gemm_backends={','.join(names)!r} does not name "
+            f"{BACKEND_NAME}",
         )
     )
+
+
+def _backends() -> tuple[str, ...]:
+    chosen = config.max_autotune_gemm_backends.upper()
+    return tuple(name.strip() for name in chosen.split(","))
+
+
+SIMULATOR_PREFIX = "TORCH_CUTE_SIM:"
+"""In ``max_autotune_gemm_backends``, before the name of an arch: GEMMs on CPU tensors
+run in the simulator. Such a setting holds for one graph, for its backward graph too,
+and is in the keys of Inductor's caches."""
+
+
+def simulated_arch() -> str | None:
+    """Name of the arch that the graph's CPU tensors are to be served by, if any."""
+    for name in _backends():
+        if name.startswith(SIMULATOR_PREFIX):
+            return name.removeprefix(SIMULATOR_PREFIX).lower()
+    return None
+
+
+def may_be_unaligned(name: str) -> bool:
+    """May a buffer come without the alignment that Inductor gives its own?
+
+    It says so of every input of a CPU graph; the simulator's launcher copies those
+    that are, as Inductor's wrapper does for GPUs.
+    """
+    return simulated_arch() is None and name in V.graph.unaligned_buffers
 
 
 def exports_cpp() -> bool:

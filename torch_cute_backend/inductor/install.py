@@ -1,6 +1,6 @@
 """Turning the plugin on and off.
 
-``install`` wraps entries of Inductor's lowering table, replaces the scheduling in its
+``install`` wraps entries of Inductor's lowering table, replaces the schedulings in its
 device registry, and registers our cache key; nothing else of torch is touched.
 Importing this module imports neither Inductor nor Dynamo: if they are not loaded yet,
 installation happens when they are.
@@ -14,7 +14,7 @@ import importlib.machinery
 import importlib.util
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -117,7 +117,12 @@ def _install_now() -> None:
         return
     done: list[Any] = []
     try:
-        for step in (_wrap_lowerings, _replace_scheduling, _register_cache_key):
+        for step in (
+            _wrap_lowerings,
+            _replace_cuda_scheduling,
+            _replace_cpu_scheduling,
+            _register_cache_key,
+        ):
             done.append(step())
         _undo[:] = done
     finally:
@@ -174,30 +179,51 @@ def _unhook_choices() -> None:
         functions[:] = [f for f in functions if f is not choice.offer]
 
 
-def _replace_scheduling() -> Any:
+def _replace_cuda_scheduling() -> Any:
     """Our scheduling wherever torch would make exactly its own CUDA one."""
-    import dataclasses
-
-    from torch._inductor.codegen import common
     from torch._inductor.codegen.cuda_combined_scheduling import CUDACombinedScheduling
 
     from torch_cute_backend.inductor.scheduling import CuteScheduling
 
+    return _replace_class("cuda", CUDACombinedScheduling, CuteScheduling, lambda: True)
+
+
+def _replace_cpu_scheduling() -> Any:
+    """The same for the CPU's, for graphs whose GEMMs are to be simulated."""
+    from torch._inductor.codegen.cpp import CppScheduling
+
+    from torch_cute_backend.inductor import compat
+    from torch_cute_backend.inductor.scheduling import CuteCpuScheduling
+
+    return _replace_class(
+        "cpu",
+        CppScheduling,
+        CuteCpuScheduling,
+        lambda: compat.simulated_arch() is not None,
+    )
+
+
+def _replace_class(
+    device: str, theirs: Any, ours: Any, wanted: Callable[[], bool]
+) -> Callable[[], None]:
+    """Make ``ours`` where ``device``'s entry would make exactly ``theirs``."""
+    import dataclasses
+
+    from torch._inductor.codegen import common
+
     common.init_backend_registration()
-    stock = common.device_codegens[_DEVICE]
+    stock = common.device_codegens[device]
 
     def scheduling(scheduler: Any) -> Any:
-        theirs = stock.scheduling(scheduler)
-        if type(theirs) is CUDACombinedScheduling:
-            return CuteScheduling(scheduler)
-        return theirs
+        made = stock.scheduling(scheduler)
+        return ours(scheduler) if type(made) is theirs and wanted() else made
 
-    ours = dataclasses.replace(stock, scheduling=scheduling)
-    common.device_codegens[_DEVICE] = ours
+    entry = dataclasses.replace(stock, scheduling=scheduling)
+    common.device_codegens[device] = entry
 
     def undo() -> None:
-        if common.device_codegens.get(_DEVICE) is ours:
-            common.device_codegens[_DEVICE] = stock
+        if common.device_codegens.get(device) is entry:
+            common.device_codegens[device] = stock
 
     return undo
 
@@ -221,8 +247,6 @@ def _register_cache_key() -> Any:
 def _register_backend() -> None:
     """``torch.compile(backend="cute")`` without an installed entry point."""
     registry = importlib.import_module(_REGISTRY)
-    if "cute" in registry._BACKENDS:
-        return
 
     def cute(gm: Any, example_inputs: Any, **kwargs: Any) -> Any:
         """Inductor with max_autotune and the kernels of torch_cute_backend."""
@@ -230,4 +254,12 @@ def _register_backend() -> None:
 
         return compile_cute(gm, example_inputs, **kwargs)
 
-    registry.register_backend(cute, name="cute")
+    def cute_sim(gm: Any, example_inputs: Any, **kwargs: Any) -> Any:
+        """The same on CPU tensors, on a simulated GPU."""
+        from torch_cute_backend.inductor.backend import compile_cute_sim
+
+        return compile_cute_sim(gm, example_inputs, **kwargs)
+
+    for backend in (cute, cute_sim):
+        if backend.__name__ not in registry._BACKENDS:
+            registry.register_backend(backend, name=backend.__name__)

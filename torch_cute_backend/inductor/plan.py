@@ -22,7 +22,6 @@ from torch_cute_backend.inductor.epilogue import BoundEpilogue, fuse
 from torch_cute_backend.inductor.spec import KernelSpec, Variant
 from torch_cute_backend.inductor.views import View
 from torch_cute_backend.problem import GemmProblem, Grouping
-from torch_cute_backend.runtime import device, validated
 from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.status import Status
 from torch_cute_backend.tuning import lookup
@@ -188,8 +187,7 @@ def _build_for(
     chosen = lookup.choose(there, arch)
     if isinstance(chosen, Status):
         return chosen
-    index = device.device_index(candidate.request.device)
-    status = validated.usable(there, chosen.schedule, arch, index)
+    status = candidate.target.usable(there, chosen.schedule)
     return _build(candidate, problem, epilogue, chosen.schedule) if status else status
 
 

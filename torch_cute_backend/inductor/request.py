@@ -20,6 +20,7 @@ from torch_cute_backend.dtypes import DTYPES, DType
 from torch_cute_backend.epilogue.graph import EpilogueBuilder, InputKind
 from torch_cute_backend.inductor import compat
 from torch_cute_backend.inductor.epilogue import BoundEpilogue
+from torch_cute_backend.inductor.target import target_of
 from torch_cute_backend.inductor.views import Size, View, view_of
 from torch_cute_backend.problem import Accum, GemmProblem, Major
 from torch_cute_backend.status import Status
@@ -117,9 +118,9 @@ def check_environment(nodes: Sequence[Any]) -> Status:
         (not compat.exports_cpp(), "cpp_wrapper or AOTInductor: no Python kernels"),
         (not compat.in_subgraph(), "GEMM in a nested graph"),
         (len(devices) == 1, f"inputs on several devices: {sorted(map(str, devices))}"),
-        (
-            all(d is not None and d.type == "cuda" for d in devices),
-            f"device {', '.join(sorted(map(str, devices)))} is not cuda",
+        *(
+            (not isinstance(target, Status), str(target))
+            for target in map(target_of, devices)
         ),
         (not any(compat.is_unbacked(s) for s in sizes), "unbacked symbolic sizes"),
     )

@@ -1,4 +1,5 @@
-"""``CuteScheduling``: torch's CUDA scheduling plus our templates.
+"""``CuteScheduling``: torch's CUDA scheduling plus our templates, and the same for the
+CPU's, whose templates run in the simulator.
 
 A template is ours while its ``make_kernel_render`` is a :class:`Render`: a
 ``CuteTemplateBuffer`` always, a ``MultiTemplateBuffer`` while Inductor tries our choice
@@ -18,7 +19,9 @@ import torch
 from torch._dynamo.utils import counters
 from torch._inductor import ir
 from torch._inductor.codecache import write_atomic
+from torch._inductor.codegen.cpp import CppScheduling
 from torch._inductor.codegen.cuda_combined_scheduling import CUDACombinedScheduling
+from torch._inductor.scheduler import BaseScheduling
 from torch._inductor.virtualized import V
 from torch.utils._ordered_set import OrderedSet
 
@@ -43,8 +46,9 @@ def render_of(node: Any) -> Render | None:
     return render if isinstance(render, Render) else None
 
 
-class CuteScheduling(CUDACombinedScheduling):  # type: ignore[misc]
-    """See the module's text; method names and contracts are ``BaseScheduling``'s."""
+class CuteTemplates(BaseScheduling):  # type: ignore[misc]
+    """What our templates need of a scheduling, before a class of torch's in the order
+    of inheritance; method names and contracts are ``BaseScheduling``'s."""
 
     def can_fuse_vertical(self, node1: Any, node2: Any) -> bool:
         render = render_of(node1)
@@ -141,12 +145,16 @@ class CuteScheduling(CUDACombinedScheduling):  # type: ignore[misc]
     def _emit(self, plan: Plan, nodes: Sequence[Any]) -> None:
         """Write definition and call of the kernel into the wrapper."""
         wrapper = V.graph.wrapper_code
-        index = plan.candidate.request.device.index
-        name = _define(plan, nodes, index)
-        self._triton_scheduling.codegen_comment(nodes, name)
-        stream = compat.raw_stream(index)
+        target = plan.candidate.target
+        name = _define(plan, nodes)
+        self._comment(nodes, name)
+        stream = target.stream()
         arguments = ", ".join(view.text() for view in plan.views)
         wrapper.writeline(f"{name}.run({arguments}, stream={stream})")
+
+    def _comment(self, nodes: Sequence[Any], name: str) -> None:
+        """Tell Inductor's provenance tracing which nodes the call stands for."""
+        raise NotImplementedError
 
     def generate_kernel_code_from_nodes(
         self,
@@ -175,14 +183,29 @@ class CuteScheduling(CUDACombinedScheduling):  # type: ignore[misc]
         return _time_trial(trial, path), path
 
 
+class CuteScheduling(CuteTemplates, CUDACombinedScheduling):  # type: ignore[misc]
+    """For GPUs."""
+
+    def _comment(self, nodes: Sequence[Any], name: str) -> None:
+        self._triton_scheduling.codegen_comment(nodes, name)
+
+
+class CuteCpuScheduling(CuteTemplates, CppScheduling):  # type: ignore[misc]
+    """For the simulator."""
+
+    def _comment(self, nodes: Sequence[Any], name: str) -> None:
+        self.codegen_comment(nodes, name)
+
+
 def _compiled(plan: Plan | Status) -> Plan | Status:
     """``plan`` with its kernels compiled, less those that do not compile."""
     if isinstance(plan, Status):
         return plan
-    return keep_variants(plan, timing.compiled([b.source for b in plan.builds]))
+    sources = [b.source for b in plan.builds]
+    return keep_variants(plan, plan.candidate.target.compiled(sources))
 
 
-def _define(plan: Plan, nodes: Sequence[Any], device_index: int) -> str:
+def _define(plan: Plan, nodes: Sequence[Any]) -> str:
     """Define the kernel at the wrapper's module level, once; returns its name."""
     wrapper = V.graph.wrapper_code
     text = plan.spec.to_json()
@@ -194,7 +217,8 @@ def _define(plan: Plan, nodes: Sequence[Any], device_index: int) -> str:
     name = f"torch_cute_{compat.fused_name(nodes)}_{suffix}"
     wrapper.src_to_kernel[text] = name
     comment = "\n".join([compat.kernel_comment(nodes), *_remarks(plan)])
-    compat.define_kernel(name, f"{LOADER}(r'''{text}''', {device_index})", comment)
+    place = plan.candidate.target.place
+    compat.define_kernel(name, f"{LOADER}(r'''{text}''', {place})", comment)
     return name
 
 

@@ -17,6 +17,9 @@ from torch_cute_backend.inductor.spec import KernelSpec, Variant
 from torch_cute_backend.runtime import device, launch
 from torch_cute_backend.version import __version__
 
+SIMULATOR = "simulator"
+"""Where a kernel for CPU tensors runs."""
+
 
 class Gemm:
     """All variants of one GEMM, loaded.
@@ -33,23 +36,39 @@ class Gemm:
         self.run = run
 
 
-def load_gemm(text: str, device_index: int) -> Gemm:
-    """Load every variant of a spec for a device; called once, at wrapper import.
+def load_gemm(text: str, place: int | str) -> Gemm:
+    """Load every variant of a spec; called once, at wrapper import.
+
+    Args:
+        place: index of a CUDA device, or :data:`SIMULATOR`.
 
     Raises:
         CacheError: the spec is malformed, or another version of this package wrote it.
         CompileError: a kernel was not in the cache and does not compile.
     """
     spec = KernelSpec.from_json(text)
-    ctas = device.sm_count(device_index)
     with phases.span("wrapper's kernels", spec.problem.describe()):
-        kernels = [launch.load_kernel(rebuild(spec, v).source) for v in spec.variants]
+        kernels, ctas = _kernels(spec, place)
     if len(kernels) == 1:
         return Gemm(spec, _single(kernels[0], ctas))
     limits = [v.up_to_m for v in spec.variants[:-1]]
     if any(limit is None for limit in limits):
         raise CacheError("kernel spec: a variant but the last one has no limit of M")
     return Gemm(spec, _by_m(kernels, [int(x or 0) for x in limits], ctas))
+
+
+def _kernels(
+    spec: KernelSpec, place: int | str
+) -> tuple[list[Callable[..., Any]], int]:
+    """The loaded variants, and how many CTAs to launch at most."""
+    builds = [rebuild(spec, v) for v in spec.variants]
+    if place == SIMULATOR:
+        # Here, because a program on a GPU has no use for it.
+        from torch_cute_backend.sim import kernels as simulated
+
+        return [simulated.load_kernel(b) for b in builds], spec.arch.default_sms
+    kernels = [launch.load_kernel(b.source) for b in builds]
+    return kernels, device.sm_count(int(place))
 
 
 def rebuild(spec: KernelSpec, variant: Variant) -> KernelBuild:

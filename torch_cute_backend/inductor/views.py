@@ -83,7 +83,7 @@ class View:
                 "aligned for certain",
             ),
             (
-                arg.align_bytes <= bytes_ or self.name not in V.graph.unaligned_buffers,
+                arg.align_bytes <= bytes_ or not compat.may_be_unaligned(self.name),
                 f"{arg.name}: buffer {self.name} may be unaligned",
             ),
         ]

@@ -84,6 +84,10 @@ class SimChild:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def alive(self) -> bool:
+        """Can it take another case?"""
+        return self._process.poll() is None
+
     def close(self) -> None:
         """End the child and remove the exchanged files."""
         if self._process.stdin:

@@ -106,8 +106,24 @@ def _add_sub(e: BlockEmitter, instr: Instr) -> None:
         bits, _ = _int_type(kind)
         a, b = (e.val(o, bits) for o in instr.operands[1:])
         e.assign(instr.operands[0], f"({a} {operator} {b}) & {_mask(bits)}")
+        return
+    function = "np.add" if operator == "+" else "np.subtract"
+    if instr.parts[-2] == "f32":
+        _mixed(e, instr, f"lambda x, y: float_op({function}, 32, x, y)", widened=1)
     else:
-        _float_binary(e, instr, "np.add" if operator == "+" else "np.subtract")
+        _float_binary(e, instr, function)
+
+
+def _mixed(e: BlockEmitter, instr: Instr, function: str, widened: int) -> None:
+    """``add``, ``sub`` and ``fma`` of f32 whose first ``widened`` operands are f16 or
+    bf16."""
+    kind = instr.parts[-1]
+    if kind not in ("f16", "bf16") or instr.parts[1:-2] not in ([], ["rn"]):
+        raise UnsupportedPtx(instr.opcode, instr.line)
+    narrow, wide = instr.operands[1 : 1 + widened], instr.operands[1 + widened :]
+    values = [f"float_to_float({e.val(o, 16)}, {kind!r}, 'f32', 'rn')" for o in narrow]
+    values += [e.val(o, 32) for o in wide]
+    e.assign(instr.operands[0], f"({function})({', '.join(values)})")
 
 
 def _float_binary(e: BlockEmitter, instr: Instr, function: str) -> None:
@@ -168,6 +184,13 @@ def _mad(e: BlockEmitter, instr: Instr) -> None:
 
 def _fma(e: BlockEmitter, instr: Instr) -> None:
     kind = instr.parts[-1]
+    if instr.parts[-2] == "f32":
+        _mixed(e, instr, "fma32", widened=2)
+        return
+    if instr.parts[1:] == ["rm", "f32"]:
+        a, b, c = (e.val(o, 32) for o in instr.operands[1:])
+        e.assign(instr.operands[0], f"fma32({a}, {b}, {c}, True)")
+        return
     modifiers = set(instr.parts[1:-1]) - {"rn", "ftz"}
     if modifiers:
         raise UnsupportedPtx(instr.opcode, instr.line)
@@ -362,6 +385,10 @@ def _cvt_scalar(
         if register > bits:
             text = f"resize({text}, {bits}, {target[0] == 's'}, {register})"
         e.assign(d, text)
+    elif instr.parts[1:] == ["sat", "f32", "f32"]:
+        # To [+0, 1], NaN to +0.
+        limit = "lambda x: np.fmin(np.fmax(x, np.float32(0)) + np.float32(0), "
+        e.assign(d, f"float_op({limit}np.float32(1)), 32, {a})")
     elif target in is_float and source in is_float and not saturate:
         if mode in ("rni", "rzi", "rmi", "rpi"):
             function = {

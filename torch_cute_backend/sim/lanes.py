@@ -220,13 +220,18 @@ def float_op(function: Callable[..., Any], bits: int, *args: Value) -> Value:
         return from_float(function(*[as_float(a, bits) for a in args]), bits)
 
 
-def fma32(a: Value, b: Value, c: Value) -> Value:
-    """f32 fused multiply-add: the product is exact in f64, so one rounding is nearly
-    always right.
+def fma32(a: Value, b: Value, c: Value, down: bool = False) -> Value:
+    """f32 fused multiply-add: the product is exact in f64, so one rounding, to nearest
+    or ``down`` (.rm), is nearly always right.
     """
     with np.errstate(all="ignore"):
         x, y, z = (as_float(v, 32).astype(np.float64) for v in (a, b, c))
-        return from_float((x * y + z).astype(np.float32), 32)
+        exact = x * y + z
+        near = exact.astype(np.float32)
+        if down:
+            below = np.nextafter(near, np.float32(-np.inf))
+            near = np.where(near > exact, below, near)
+        return from_float(near, 32)
 
 
 def compare_float(name: str, a: Value, b: Value, bits: int) -> Value:
