@@ -92,7 +92,7 @@ class TestMistakes(CliTestCase):
 
     def test_malformed_variable(self):
         environ = {**child_environ(), "TORCH_CUTE_BACKEND_COMPILE_WORKERS": "many"}
-        command = [sys.executable, "-W", "ignore", "-m", "torch_cute_backend", "cache"]
+        command = [sys.executable, "-m", "torch_cute_backend", "cache"]
         done = subprocess.run(command, env=environ, capture_output=True, text=True)
         self.assertEqual(done.returncode, 2)
         self.assertRegex(done.stderr, r"\Atorch-cute: error: TORCH_CUTE_[^\n]+\n\Z")
@@ -234,8 +234,22 @@ class TestCache(CliTestCase):
         KernelCache().store(fake_compiled())
         (self.folder / "cache").chmod(0o777)
         code, _, err = self.run_cli("cache", "list")
-        self.assertEqual(code, 1)
-        self.assertRegex(err, r"\Atorch-cute: failed: cache folder [^\n]+0700\n\Z")
+        self.assertEqual(code, 2)
+        self.assertRegex(err, r"\Atorch-cute: error: cache folder [^\n]+0700\n\Z")
+
+    @parametrize("command", ["compile", "explain", "doctor", "cache"])
+    def test_folder_that_cannot_be_made(self, command):
+        (self.folder / "cache").write_text("a file")
+        arguments = SMALL if command in ("compile", "explain") else []
+        code, out, err = self.run_cli(command, *arguments)
+        if command == "compile":
+            self.assertEqual((code, out), (2, ""))
+            self.assertRegex(err, r"\Atorch-cute: error: cannot make cache [^\n]+\n\Z")
+        else:
+            # These work without; two of them say that others will not.
+            self.assertEqual((code, err), (0, ""))
+            said = {"explain": "not offered:  cannot", "doctor": "OFF cache"}
+            self.assertIn(said.get(command, "0 entries"), out)
 
 
 class TestDoctor(CliTestCase):
@@ -264,7 +278,7 @@ class TestDoctor(CliTestCase):
             mock.patch.object(toolchain, "linker", return_value=None),
         ):
             text = self.succeed("doctor")
-        self.assertRegex(text, r"OFF CuTe DSL +nvidia-cutlass-dsl 5.0 is not >=")
+        self.assertRegex(text, r"OFF CuTe DSL +nvidia-cutlass-dsl is 5.0; this package")
         self.assertRegex(text, r"OFF plugin +TORCH_CUTE_BACKEND_ENABLED=0")
         self.assertRegex(text, r"OFF warm start +no C compiler")
 
@@ -299,6 +313,7 @@ class TestHelp(TestCase):
 
 instantiate_parametrized_tests(TestMistakes)
 instantiate_parametrized_tests(TestExplain)
+instantiate_parametrized_tests(TestCache)
 instantiate_parametrized_tests(TestHelp)
 
 if __name__ == "__main__":

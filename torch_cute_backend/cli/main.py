@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from torch_cute_backend.arch import ARCHS
 from torch_cute_backend.cli import bench_args
-from torch_cute_backend.errors import CuteBackendError, UserError
+from torch_cute_backend.errors import CacheError, CuteBackendError, UserError
 from torch_cute_backend.problem import GROUPED_OPS, OPS, SCALINGS, Accum, Major
 from torch_cute_backend.schedulers import SCHEDULERS
 from torch_cute_backend.version import __version__
@@ -131,7 +131,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = build_parser().parse_args(argv)
         command = importlib.import_module(f"torch_cute_backend.cli.{args.command}_cmd")
         return int(command.run(args))
-    except UserError as error:
+    except (UserError, CacheError) as error:
+        # A damaged entry is a finding of ``cache verify``; what raises is a folder that
+        # its user has to mend.
         print(f"{PROGRAM}: error: {error}", file=sys.stderr)
         return 2
     except CuteBackendError as error:
