@@ -81,6 +81,11 @@ def build_parser() -> argparse.ArgumentParser:
         "--sms", type=_positive, help="SMs of the simulated GPU (default: the arch's)"
     )
     simulate.add_argument("--trace", metavar="FILE", help="write a Perfetto trace")
+    simulate.add_argument(
+        "--ptx",
+        metavar="FILE",
+        help="run this PTX, edited by hand, with the same launch",
+    )
     simulate.add_argument("--json", action="store_true", help="machine-readable")
 
     doctor = commands.add_parser("doctor", help="versions, GPU, what is on and why")
