@@ -21,6 +21,7 @@ from torch.testing._internal.common_utils import (
 
 from torch_cute_backend import config
 from torch_cute_backend.cli import main as cli
+from torch_cute_backend.cli.problem import problem_from
 from torch_cute_backend.runtime import toolchain
 from torch_cute_backend.runtime.cache import KernelCache
 from torch_cute_backend.runtime.pool import child_environ
@@ -53,6 +54,10 @@ MISTAKES = {
     "schedule_list": ["explain", *GEMM, "--schedule", "[1]"],
     "schedule_field": ["explain", *GEMM, "--schedule", '{"speed": 9}'],
     "no_kernel": ["compile", "mm", "--m", "64", "--n", "33", "--k", "33"],
+    "bf16_scaled_mm": ["compile", *GEMM, "--dtype", "bf16"],
+    "fp8_mm": ["compile", *SMALL, "--dtype", "fp8"],
+    "negative_size": ["explain", "mm", "--m", "-4", "--n", "64", "--k", "64"],
+    "demo_mode": ["demo", "--mode", "reduce-overhead"],
     "unwritable": ["compile", *GEMM, "--emit", "source", "-o", "/no/such/folder/x"],
 }
 
@@ -188,7 +193,18 @@ class TestExplain(CliTestCase):
         after = self.succeed(*argv, "--print-ir", "after")
         self.assertIn("\nloop:\n", before)
         self.assertNotIn("\nloop:\n", after)
-        self.assertIn("@cute.kernel", self.succeed(*argv, "--source"))
+        source = self.succeed(*argv, "--source")
+        self.assertIn("@cute.kernel", source)
+        report = self.explain(*argv[1:], "--print-ir", "before", "--source")
+        self.assertEqual(set(report), EXPLAIN_KEYS | {"ir", "source"})
+        self.assertIn(report["ir"], before)
+        self.assertIn(report["source"], source)
+
+    @parametrize("out,bias", [("fp8", "bfloat16"), ("fp16", "float16")])
+    def test_bias_dtype_is_the_outputs_unless_that_is_fp8(self, out, bias):
+        argv = ["explain", *GEMM, "--bias", "--out-dtype", out]
+        problem = problem_from(cli.build_parser().parse_args(argv))
+        self.assertEqual(problem.epilogue.inputs[-1].dtype.name, bias)
 
 
 class TestCompile(CliTestCase):

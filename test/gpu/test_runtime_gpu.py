@@ -28,11 +28,10 @@ from runtime_kernels import scale_source
 
 from torch_cute_backend import config
 from torch_cute_backend.build import KernelBuild, build_kernel
-from torch_cute_backend.cli.problem import SCALE_KINDS
 from torch_cute_backend.dtypes import BFLOAT16, E4M3
 from torch_cute_backend.epilogue.graph import EpilogueGraph
 from torch_cute_backend.errors import UserError
-from torch_cute_backend.problem import GemmProblem
+from torch_cute_backend.problem import SCALE_INPUTS, GemmProblem
 from torch_cute_backend.runtime import (
     device,
     gemm,
@@ -181,7 +180,7 @@ class TestLaunch(GpuTestCase):
 
 class TestGemm(GpuTestCase):
     def build(self, m=64, n=256, k=256) -> KernelBuild:
-        epilogue = EpilogueGraph.linear(BFLOAT16, *SCALE_KINDS["rowwise"])
+        epilogue = EpilogueGraph.linear(BFLOAT16, *SCALE_INPUTS["rowwise"])
         problem = GemmProblem(
             "scaled_mm", m, n, k, E4M3, E4M3, scaling="rowwise", epilogue=epilogue
         )
@@ -235,7 +234,7 @@ class TestSelfTest(GpuTestCase):
             kind,
             kind,
             scaling=scaling,
-            epilogue=EpilogueGraph.linear(BFLOAT16, *SCALE_KINDS[scaling]),
+            epilogue=EpilogueGraph.linear(BFLOAT16, *SCALE_INPUTS[scaling]),
         )
         schedule = choose(problem, self.arch).schedule
         index = torch.cuda.current_device()

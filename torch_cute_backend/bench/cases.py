@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 
 from torch_cute_backend.dtypes import BFLOAT16, E4M3, FLOAT16, DType
-from torch_cute_backend.epilogue.graph import EpilogueGraph, InputKind
+from torch_cute_backend.epilogue.graph import EpilogueGraph
 from torch_cute_backend.errors import UserError
-from torch_cute_backend.problem import Accum, GemmProblem, Major
+from torch_cute_backend.problem import SCALE_INPUTS, Accum, GemmProblem, Major
 
 Shape = tuple[int, int, int]
 """(M, N, K)"""
@@ -36,10 +36,6 @@ KINDS: dict[str, Kind] = {
 }
 """FP8 is scaled_mm, e4m3 to bf16; the others are mm. ``x @ w.t()`` has a K-major B,
 ``x @ w`` an N-major one (``-bn``)."""
-_SCALES = {
-    "rowwise": (InputKind.ROW, InputKind.COL),
-    "tensorwise": (InputKind.SCALAR, InputKind.SCALAR),
-}
 
 _DECODE_M = (1, 2, 8, 16, 32, 64)
 _DECODE_KN = (
@@ -209,7 +205,7 @@ def problem_of(kind: str, shape: Shape, accum: Accum = Accum.FAST) -> GemmProble
         b_major=spec.b_major,
         scaling=spec.scaling,
         accum=accum if fp8 else Accum.FAST,
-        epilogue=EpilogueGraph.linear(out, *_SCALES.get(spec.scaling, ())),
+        epilogue=EpilogueGraph.linear(out, *SCALE_INPUTS[spec.scaling]),
         out_aligned=n * out.bytes % 16 == 0,
     )
 

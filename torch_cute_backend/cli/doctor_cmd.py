@@ -14,11 +14,10 @@ from typing import Any
 from torch_cute_backend import config
 from torch_cute_backend.arch import ARCHS
 from torch_cute_backend.arch.spec import ArchSpec
-from torch_cute_backend.cli.problem import SCALE_KINDS
 from torch_cute_backend.dtypes import BFLOAT16, E4M3, FLOAT16
 from torch_cute_backend.epilogue.graph import EpilogueGraph
 from torch_cute_backend.errors import CacheError
-from torch_cute_backend.problem import GemmProblem
+from torch_cute_backend.problem import SCALE_INPUTS, GemmProblem
 from torch_cute_backend.runtime import toolchain, validated
 from torch_cute_backend.runtime.cache import KernelCache
 from torch_cute_backend.status import Status
@@ -193,7 +192,7 @@ def support_matrix() -> list[dict[str, Any]]:
 def _support(op: str, scaling: str, kind: Any, arch: ArchSpec) -> dict[str, Any]:
     m, n, k = _SIZE
     bias = BFLOAT16 if op == "addmm" else None
-    epilogue = EpilogueGraph.linear(BFLOAT16, *SCALE_KINDS[scaling], bias)
+    epilogue = EpilogueGraph.linear(BFLOAT16, *SCALE_INPUTS[scaling], bias)
     problem = GemmProblem(op, m, n, k, kind, kind, scaling=scaling, epilogue=epilogue)
     choice = choose(problem, arch)
     row: dict[str, Any] = {

@@ -44,7 +44,12 @@ def build_parser() -> argparse.ArgumentParser:
 
     demo = commands.add_parser("demo", help="compile, run and check an FP8 MLP block")
     demo.add_argument("--m", type=_positive, default=64, help="tokens (default 64)")
-    demo.add_argument("--mode", default="max-autotune", help="mode of torch.compile")
+    demo.add_argument(
+        "--mode",
+        choices=("max-autotune", "max-autotune-no-cudagraphs"),
+        default="max-autotune",
+        help="of torch.compile",
+    )
     demo.add_argument(
         "--compete",
         action="store_true",
