@@ -30,7 +30,14 @@ from typing import TextIO
 from torch_cute_backend import config
 from torch_cute_backend.arch import ArchSpec, arch_spec
 from torch_cute_backend.bench import manifest, results, suite
-from torch_cute_backend.bench.cases import LISTED, RANDOM, SUITES, Case, Shape
+from torch_cute_backend.bench.cases import (
+    LISTED,
+    RANDOM,
+    SUITES,
+    Case,
+    Shape,
+    sweep_kind,
+)
 from torch_cute_backend.bench.session import Deadline, Session
 from torch_cute_backend.errors import UserError
 from torch_cute_backend.problem import Accum
@@ -224,9 +231,9 @@ def _to_sweep(
         problem = case.problem(accum)
         choice = choose(problem, arch)
         if not isinstance(choice, Status):
-            chosen[case.kind, accum, choice.schedule] = FULL_SHAPES
+            chosen[sweep_kind(case.kind), accum, choice.schedule] = FULL_SHAPES
         for schedule in listed.schedules(arch.name, problem):
-            others[case.kind, accum, schedule] = FEW_SHAPES
+            others[sweep_kind(case.kind), accum, schedule] = FEW_SHAPES
     for (kind, accum, schedule), shapes in {**others, **chosen}.items():
         yield kind, accum, schedule, shapes
 
@@ -247,12 +254,16 @@ def _tune(
     right = _right(args.out / "sweep.jsonl")
     cached = manifest.read(config.get().cache_dir)
     for case, accum in _cases(args):
+        if case.is_skewed:
+            # One row serves groups of any sizes; equal ones stand for them.
+            continue
         suite_name = RANDOM if case.suite == RANDOM else search.SUITE
         tuned = Case(suite_name, case.kind, case.shape)
         others = cached.schedules(arch.name, case.problem(accum))
         listed = search.candidates(tuned, accum, arch, None, others)
         if right:
-            listed = [s for s in listed if (case.kind, accum.value, s) in right]
+            kind = sweep_kind(case.kind)
+            listed = [s for s in listed if (kind, accum.value, s) in right]
         listed = listed[: args.limit]
         if search.is_known(known, tuned, accum, listed):
             continue

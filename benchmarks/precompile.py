@@ -81,9 +81,7 @@ def _arguments() -> argparse.Namespace:
 
 def _cases(args: argparse.Namespace) -> Iterator[Case]:
     for name in args.suites.split(","):
-        found = suite(name)
-        for shape in parse_shapes(args.shapes) if args.shapes else found.shapes:
-            yield Case(name, found.kind, shape)
+        yield from suite(name).cases(parse_shapes(args.shapes) if args.shapes else None)
 
 
 def _sources(

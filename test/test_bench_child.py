@@ -46,7 +46,7 @@ class TestChild(TestCase):
             stack.enter_context(mock.patch.object(target, name, value))
 
         made = cases.make_inputs
-        patch(child, "make_inputs", lambda p, n: made(p, n, "cpu"))
+        patch(child, "make_inputs", lambda p, n, **_: made(p, n, "cpu"))
         patch(child, "_arch", lambda: SM90)
         patch(child.device, "sm_count", lambda _: 132)
         patch(providers, "kernel_for", self.kernel_for)

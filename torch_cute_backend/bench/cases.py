@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from torch_cute_backend.dtypes import BFLOAT16, E4M3, FLOAT16, DType
-from torch_cute_backend.epilogue.graph import EpilogueGraph
+from torch_cute_backend.epilogue.graph import EpilogueGraph, InputKind
 from torch_cute_backend.errors import UserError
-from torch_cute_backend.problem import SCALE_INPUTS, Accum, GemmProblem, Major
+from torch_cute_backend.problem import Accum, GemmProblem, Grouping, Major
 
 Shape = tuple[int, int, int]
 """(M, N, K)"""
@@ -19,11 +20,18 @@ Shape = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of GEMM: element type, scaling, and which mode of B has stride 1."""
+    """A kind of GEMM: element type, scaling, which modes have stride 1, groups.
+
+    ``skewed`` groups differ in size, and the first is empty; others are equal.
+    """
 
     dtype: DType
     scaling: str = "none"
     b_major: Major = Major.K
+    a_major: Major = Major.K
+    grouping: Grouping = Grouping.NONE
+    groups: int = 1
+    skewed: bool = False
 
 
 KINDS: dict[str, Kind] = {
@@ -36,6 +44,29 @@ KINDS: dict[str, Kind] = {
 }
 """FP8 is scaled_mm, e4m3 to bf16; the others are mm. ``x @ w.t()`` has a K-major B,
 ``x @ w`` an N-major one (``-bn``)."""
+GROUPED_KINDS: dict[str, Kind] = {
+    **{
+        f"{name}-grouped-{grouping.value}": Kind(dtype, scaling, grouping=grouping)
+        for name, dtype, scaling in (
+            ("fp8", E4M3, "rowwise"),
+            ("bf16", BFLOAT16, "none"),
+            ("fp16", FLOAT16, "none"),
+        )
+        for grouping in (Grouping.M, Grouping.N, Grouping.K, Grouping.BATCH)
+    },
+    "bf16-wgrad": Kind(
+        BFLOAT16, a_major=Major.MN, b_major=Major.MN, grouping=Grouping.K
+    ),
+}
+"""To be followed by the number of groups, ``-g8``, and ``-skewed`` if they are. Wgrad
+has groups along K of operands whose K is not contiguous, as a backward pass has."""
+_GROUPED_NAME = re.compile(r"(?P<base>.+)-g(?P<groups>[1-9]\d*)(?P<skewed>-skewed)?")
+SWEEP_GROUPS = 5
+"""Groups of exact products, where how many there are matters little."""
+_SCALES = {
+    "rowwise": (InputKind.ROW, InputKind.COL),
+    "tensorwise": (InputKind.SCALAR, InputKind.SCALAR),
+}
 
 _DECODE_M = (1, 2, 8, 16, 32, 64)
 _DECODE_KN = (
@@ -122,7 +153,11 @@ class Case:
 
     @property
     def is_fp8(self) -> bool:
-        return KINDS[self.kind].dtype.is_fp8
+        return kind_named(self.kind).dtype.is_fp8
+
+    @property
+    def is_skewed(self) -> bool:
+        return kind_named(self.kind).skewed
 
     def problem(self, accum: Accum = Accum.FAST) -> GemmProblem:
         return problem_of(self.kind, self.shape, accum)
@@ -135,21 +170,55 @@ class Case:
 class Suite:
     """Shapes of one operand kind, and the peers that it compares with by default.
 
-    ``exact`` also measures ``use_fast_accum=False``.
+    ``exact`` also measures ``use_fast_accum=False``; ``more`` are shapes of other
+    kinds.
     """
 
     name: str
     kind: str
     shapes: tuple[Shape, ...]
     exact: bool = False
+    more: tuple[tuple[str, Shape], ...] = ()
 
-    def cases(self) -> Iterator[Case]:
-        for shape in self.shapes:
-            yield Case(self.name, self.kind, shape)
+    def cases(self, shapes: Sequence[Shape] | None = None) -> Iterator[Case]:
+        """Its cases, or those of ``shapes`` in each of its kinds."""
+        listed = [*((self.kind, shape) for shape in self.shapes), *self.more]
+        if shapes is not None:
+            kinds = dict.fromkeys(kind for kind, _ in listed)
+            listed = [(kind, shape) for kind in kinds for shape in shapes]
+        for kind, shape in listed:
+            yield Case(self.name, kind, shape)
+
+
+_GROUPED_NK = ((6144, 7168), (7168, 3072), (4096, 4096), (4096, 2048))
+_GROUPED = (
+    *((4, 8192, n, k) for n, k in (*_GROUPED_NK, (4096, 7168), (7168, 2048))),
+    *((8, 4096, n, k) for n, k in _GROUPED_NK),
+    *((32, m, n, k) for m in (4, 16, 64, 256) for n, k in ((4096, 7168), (7168, 2048))),
+)
+"""(groups, M of one, N, K): DeepGEMM's contiguous ones, and few rows for each of many
+groups, as a batch of tokens gives its experts."""
+_SKEWED = ((8, 4096, 4096, 4096), (32, 64, 4096, 7168), (32, 256, 7168, 2048))
+_WGRAD = ((4, 8192, 4096, 4096), (8, 4096, 7168, 2048), (32, 256, 7168, 2048))
+"""(groups, K of one, M, N)."""
+
+
+def _grouped_cases() -> tuple[tuple[str, Shape], ...]:
+    found: list[tuple[str, Shape]] = []
+    for dtype in ("fp8", "bf16"):
+        for rows, end in ((_GROUPED, ""), (_SKEWED, "-skewed")):
+            for groups, m, n, k in rows:
+                kind = f"{dtype}-grouped-m-g{groups}{end}"
+                found.append((kind, (groups * m, n, k)))
+    for groups, k, m, n in _WGRAD:
+        found.append((f"bf16-wgrad-g{groups}", (m, n, groups * k)))
+    return tuple(found)
 
 
 RANDOM = "random"
 """Shapes for judging candidates: each is searched through, none is in a table."""
+GROUPED = "grouped"
+"""Grouped GEMMs of experts, with groups of equal and of different sizes."""
 LISTED = ("headline", "fp8-rowwise-decode", "fp8-rowwise", "bf16")
 """Suites of shapes that people use."""
 SUITES: dict[str, Suite] = {
@@ -160,6 +229,7 @@ SUITES: dict[str, Suite] = {
         Suite("fp8-rowwise", "fp8", LARGE, exact=True),
         Suite("bf16", "bf16", _unique([*HEADLINE, *LARGE])),
         Suite(RANDOM, "fp8", random_shapes()),
+        Suite(GROUPED, "fp8-grouped-m-g4", (), more=_grouped_cases()),
     )
 }
 
@@ -189,47 +259,77 @@ def problem_of(kind: str, shape: Shape, accum: Accum = Accum.FAST) -> GemmProble
     Raises:
         UserError: there is no such kind.
     """
-    if kind not in KINDS:
-        raise UserError(f"unknown kind {kind!r}; known: {', '.join(KINDS)}")
     m, n, k = shape
-    spec = KINDS[kind]
-    fp8 = spec.dtype.is_fp8
+    spec = kind_named(kind)
+    fp8, grouped = spec.dtype.is_fp8, spec.grouping is not Grouping.NONE
     out = BFLOAT16 if fp8 else spec.dtype
     return GemmProblem(
-        op="scaled_mm" if fp8 else "mm",
+        op=f"{'scaled_' if fp8 else ''}{'grouped_' if grouped else ''}mm",
         m=m,
         n=n,
         k=k,
         a_dtype=spec.dtype,
         b_dtype=spec.dtype,
+        a_major=spec.a_major,
         b_major=spec.b_major,
         scaling=spec.scaling,
         accum=accum if fp8 else Accum.FAST,
-        epilogue=EpilogueGraph.linear(out, *SCALE_INPUTS[spec.scaling]),
+        epilogue=EpilogueGraph.linear(out, *_SCALES.get(spec.scaling, ())),
         out_aligned=n * out.bytes % 16 == 0,
+        grouping=spec.grouping,
+        groups=spec.groups,
     )
+
+
+def kind_named(name: str) -> Kind:
+    """The kind called ``name``, as in ``"fp8"`` or ``"bf16-grouped-m-g8-skewed"``.
+
+    Raises:
+        UserError: there is none; the message lists them.
+    """
+    if name in KINDS:
+        return KINDS[name]
+    found = _GROUPED_NAME.fullmatch(name)
+    base = None if found is None else GROUPED_KINDS.get(found["base"])
+    if found is None or base is None:
+        known = [*KINDS, *(f"{x}-gN" for x in GROUPED_KINDS)]
+        raise UserError(f"unknown kind {name!r}; known: {', '.join(known)}")
+    return replace(base, groups=int(found["groups"]), skewed=bool(found["skewed"]))
+
+
+def sweep_kind(name: str) -> str:
+    """The kind that stands for ``name`` where the number of groups does not matter."""
+    found = _GROUPED_NAME.fullmatch(name)
+    return name if found is None else f"{found['base']}-g{SWEEP_GROUPS}"
 
 
 def kind_of(problem: GemmProblem) -> str | None:
     """The kind that ``problem`` is of, apart from its epilogue; None if of no kind."""
-    for name, spec in KINDS.items():
-        same = (problem.a_dtype, problem.b_dtype, problem.scaling, problem.b_major)
-        wanted = (spec.dtype, spec.dtype, spec.scaling, spec.b_major)
-        if same == wanted and problem.a_major is Major.K:
-            return name
+    for name, spec in (GROUPED_KINDS if problem.is_grouped else KINDS).items():
+        same = (problem.a_dtype, problem.b_dtype, problem.scaling, problem.grouping)
+        wanted = (spec.dtype, spec.dtype, spec.scaling, spec.grouping)
+        majors = (problem.a_major, problem.b_major) == (spec.a_major, spec.b_major)
+        if same == wanted and majors:
+            return f"{name}-g{problem.groups}" if problem.is_grouped else name
     return None
 
 
 @dataclass(frozen=True)
 class Inputs:
     """One input set. ``a`` is (M, K), ``b`` (N, K); scales are fp32, (M,) and (N,) or
-    (1,) and (1,)."""
+    (1,) and (1,). Of a grouped GEMM all are as its kernel takes them."""
 
     a: torch.Tensor
     b: torch.Tensor
     out: torch.Tensor
     scale_a: torch.Tensor | None = None
     scale_b: torch.Tensor | None = None
+    offsets: torch.Tensor | None = None
+
+    @property
+    def tail(self) -> tuple[torch.Tensor, ...]:
+        """Kernel arguments after the scales."""
+        return () if self.offsets is None else (self.offsets,)
 
     @property
     def scales(self) -> tuple[torch.Tensor, ...]:
@@ -239,24 +339,32 @@ class Inputs:
 
 
 def quantize(x: torch.Tensor, rowwise: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """(R, K) -> e4m3 of the same shape and the fp32 scale of each row or of all."""
+    """(.., R, K) -> e4m3 of the same shape and the fp32 scale of each row or of all."""
     limit = torch.finfo(torch.float8_e4m3fn).max
-    largest = x.abs().amax(dim=1) if rowwise else x.abs().max()[None]
+    largest = x.abs().amax(dim=-1) if rowwise else x.abs().max()[None]
     scale = (largest.float() / limit).clamp(min=1e-12)
-    return (x.float() / scale[:, None]).to(torch.float8_e4m3fn), scale
+    return (x.float() / scale[..., None]).to(torch.float8_e4m3fn), scale
 
 
-def make_inputs(problem: GemmProblem, count: int, device: str = "cuda") -> list[Inputs]:
+def make_inputs(
+    problem: GemmProblem, count: int, device: str = "cuda", skewed: bool = False
+) -> list[Inputs]:
     """``count`` different input sets of random-normal data."""
     generator = torch.Generator(device=device).manual_seed(0)
     out_dtype = getattr(torch, problem.out_dtype.name)
     wide = torch.bfloat16 if problem.a_dtype.is_fp8 else out_dtype
 
-    def normal(rows: int, columns: int) -> torch.Tensor:
-        return torch.randn(
-            rows, columns, generator=generator, device=device, dtype=wide
-        )
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, device=device, dtype=wide)
 
+    if problem.is_grouped:
+        from torch_cute_backend.bench import groups
+
+        ends = groups.ends_of(problem, skewed)
+        return [
+            groups.make(problem, ends, lambda shape: normal(*shape), device)
+            for _ in range(count)
+        ]
     sets = []
     for _ in range(count):
         a = normal(problem.m, problem.k)
@@ -276,10 +384,11 @@ def make_inputs(problem: GemmProblem, count: int, device: str = "cuda") -> list[
 
 def bytes_per_set(problem: GemmProblem) -> int:
     """Bytes that one call reads and writes at least once."""
-    width = problem.a_dtype.bytes
-    read = (problem.m + problem.n) * problem.k * width
-    return read + problem.m * problem.n * problem.out_dtype.bytes
+    m, n, k = problem.group_sizes
+    read = (m + n) * k * problem.a_dtype.bytes
+    return problem.groups * (read + m * n * problem.out_dtype.bytes)
 
 
 def flops(problem: GemmProblem) -> int:
-    return 2 * problem.m * problem.n * problem.k
+    m, n, k = problem.group_sizes
+    return 2 * problem.groups * m * n * k

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
+from torch_cute_backend.bench import groups
 from torch_cute_backend.bench.cases import Inputs, Shape
 from torch_cute_backend.bench.protocol import Call
 from torch_cute_backend.problem import Accum, GemmProblem, Major
@@ -18,7 +20,9 @@ accumulation keeps about 14 bits and truncates, which adds up over a long K."""
 
 
 def reference(problem: GemmProblem, x: Inputs) -> torch.Tensor:
-    """fp32 result of one input set, (M, N), before the output's rounding."""
+    """fp32 result of one input set, as its output, before that is rounded."""
+    if problem.is_grouped:
+        return groups.reference(problem, x)
     result = x.a.float() @ x.b.float().t()
     if x.scales:
         scale_a, scale_b = x.scales
@@ -67,7 +71,7 @@ def _rms(x: torch.Tensor) -> torch.Tensor:
 
 
 RunOne = Callable[..., object]
-"""``run(a, b, out, *scales)`` with b as (N, K)."""
+"""``run(a, b, out, *scales, *tail)`` with b as (N, K)."""
 
 
 def sweep_exact(
@@ -81,6 +85,8 @@ def sweep_exact(
     """
     wrong: list[str] = []
     generator = torch.Generator(device=device).manual_seed(1)
+    if problem.is_grouped:
+        return _sweep_groups(problem, shapes, run, generator)
     for m, n, k in shapes:
         a, b = _integers(m, k, generator), _integers(n, k, generator)
         want = a @ b.t()
@@ -100,6 +106,33 @@ def sweep_exact(
         if bad:
             wrong.append(f"{m}x{n}x{k}: {bad} of {m * n} elements")
     return len(shapes) - len(wrong), wrong
+
+
+def _sweep_groups(
+    problem: GemmProblem,
+    shapes: Sequence[Shape],
+    run: RunOne,
+    generator: torch.Generator,
+) -> tuple[int, list[str]]:
+    """As :func:`sweep_exact`, with groups of odd sizes, the first of them empty, and a
+    rest that is in no group and must stay NaN."""
+    wrong: list[str] = []
+    known = 0
+    for m, n, k in shapes:
+        sized = replace(problem, m=m, n=n, k=k)
+        if not sized.validate():
+            continue
+        known += 1
+        total = {"m": m, "n": n, "k": k}.get(problem.grouping.value, 0)
+        ends = [total * i // (problem.groups + 1) for i in range(problem.groups)]
+        x = groups.exact(sized, ends, generator)
+        want = groups.reference(sized, x).to(x.out.dtype)
+        run(x.a, x.b, x.out, *x.scales, *x.tail)
+        same = (x.out == want) | (x.out.isnan() & want.isnan())
+        bad = int((~same).sum())
+        if bad:
+            wrong.append(f"{m}x{n}x{k}: {bad} of {want.numel()} elements")
+    return known - len(wrong), wrong
 
 
 def _integers(rows: int, columns: int, generator: torch.Generator) -> torch.Tensor:

@@ -73,7 +73,7 @@ def open_case(request: dict[str, Any]) -> dict[str, Any]:
     count = protocol.input_sets(
         bytes_per_set(problem), torch.device("cuda"), request["cold"]
     )
-    sets = make_inputs(problem, count)
+    sets = make_inputs(problem, count, skewed=case.is_skewed)
     _open.append(State(case, _arch(), sets, check.reference(problem, sets[0])))
     return {"sets": count}
 

@@ -34,6 +34,9 @@ class Key:
     scaling: str
     accum: str
     shape: tuple[int, int, int]
+    grouping: str = "none"
+    groups: int = 1
+    sizes: str = "equal"
 
     @classmethod
     def of(cls, row: Row) -> Key:
@@ -46,23 +49,45 @@ class Key:
             row["scaling"],
             row["accum"],
             (size["m"], size["n"], size["k"]),
+            row.get("grouping", "none"),
+            size.get("groups", 1),
+            row.get("sizes", "equal"),
         )
 
     @property
+    def label(self) -> str:
+        """Sizes, and groups if there are any."""
+        text = ", ".join(map(str, self.shape))
+        if self.grouping == "none":
+            return text
+        skew = "" if self.sizes == "equal" else f" {self.sizes}"
+        return f"{text}; {self.groups}{skew} groups of {self.grouping.upper()}"
+
+    @property
+    def one(self) -> tuple[float, float, float]:
+        """M, N and K of a group of average size."""
+        m, n, k = (
+            size / self.groups if self.grouping == name else float(size)
+            for name, size in zip("mnk", self.shape, strict=True)
+        )
+        return m, n, k
+
+    @property
     def weight_bytes(self) -> int:
-        _, n, k = self.shape
-        return n * k * width_of(self.dtype)
+        _, n, k = self.one
+        return int(self.groups * n * k) * width_of(self.dtype)
 
     @property
     def flops(self) -> float:
-        m, n, k = self.shape
-        return 2.0 * m * n * k
+        m, n, k = self.one
+        return 2.0 * self.groups * m * n * k
 
     @property
     def bytes(self) -> int:
         """Read and written at least once; outputs are 16 bits wide."""
-        m, n, k = self.shape
-        return (m + n) * k * width_of(self.dtype) + m * n * 2
+        m, n, k = self.one
+        one = (m + n) * k * width_of(self.dtype) + m * n * 2
+        return int(self.groups * one)
 
 
 def width_of(dtype: str) -> int:
@@ -193,7 +218,9 @@ Pick = Callable[[Comparison], bool]
 
 def goals(lines: Sequence[Comparison], rows: Sequence[Row]) -> list[Goal]:
     """The project's speed goals against cold measurements."""
-    cold = [c for c in lines if c.key.protocol == "cold" and c.ours is not None]
+    measured = [c for c in lines if c.key.protocol == "cold" and c.ours is not None]
+    cold = [c for c in measured if c.key.grouping == "none"]
+    grouped = [c for c in measured if c.key.grouping != "none"]
     fp8 = [c for c in cold if c.key.dtype.startswith("float8")]
     fast = [c for c in fp8 if c.key.accum == "fast"]
     small = [c for c in fast if c.key.shape[0] <= 64]
@@ -206,6 +233,7 @@ def goals(lines: Sequence[Comparison], rows: Sequence[Row]) -> list[Goal]:
         _ratio("FP8 rowwise, M >= 512: best peer", large, None, 1.0, 0.98),
         _exact_goal(fp8),
         _ratio("bf16: cuBLAS", half, "aten", 1.05, 0.98),
+        _ratio("Grouped: best of ATen and torch.compile", grouped, None, 1.1, 0.95),
         *_pick_goals(rows),
         _candidates_goal(rows),
         _host_goal(rows),

@@ -110,4 +110,7 @@ def short(dtype: str) -> str:
 
 def shape_text(c: Comparison) -> str:
     exact = " exact" if c.key.accum == "exact" else ""
-    return "x".join(map(str, c.key.shape)) + exact
+    groups = ""
+    if c.key.grouping != "none":
+        groups = f"{c.key.groups} {c.key.sizes} {c.key.grouping}: "
+    return groups + "x".join(map(str, c.key.shape)) + exact

@@ -22,7 +22,7 @@ import torch
 
 from torch_cute_backend import config
 from torch_cute_backend.arch.spec import ArchSpec
-from torch_cute_backend.bench import manifest
+from torch_cute_backend.bench import groups, manifest
 from torch_cute_backend.bench.cases import Inputs
 from torch_cute_backend.bench.protocol import Call
 from torch_cute_backend.bench.results import OURS
@@ -114,13 +114,15 @@ def ours(request: Request) -> Prepared:
     sms = device.sm_count(torch.cuda.current_device())
 
     def call(x: Inputs) -> Call:
-        return lambda: kernel(x.a, x.b, x.out, *x.scales, sms)
+        return lambda: kernel(x.a, x.b, x.out, *x.scales, *x.tail, sms)
 
     return Prepared([call(x) for x in request.sets], name)
 
 
 def aten(request: Request) -> Prepared:
-    """``torch._scaled_mm`` rowwise, or ``torch.mm``."""
+    """``torch._scaled_mm``, ``torch.mm``, or their grouped kin."""
+    if request.problem.is_grouped:
+        return Prepared([groups.aten_call(request.problem, x) for x in request.sets])
     fast = request.problem.accum is Accum.FAST
 
     def scaled(x: Inputs) -> Call:
@@ -165,13 +167,24 @@ def compiled(problem: GemmProblem) -> Callable[[Inputs], Call]:
     def plain(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return a @ b.t()
 
-    fp8 = problem.a_dtype.is_fp8
+    eager = scaled if problem.a_dtype.is_fp8 else plain
+    if problem.is_grouped:
+        eager = _transposing(groups.aten_function(problem))
     function: Callable[..., torch.Tensor] = torch.compile(
-        scaled if fp8 else plain, mode="max-autotune-no-cudagraphs", dynamic=False
+        eager, mode="max-autotune-no-cudagraphs", dynamic=False
     )
 
     def call(x: Inputs) -> Call:
-        return lambda: function(x.a, x.b, *x.scales)
+        return lambda: function(x.a, x.b, *x.scales, *x.tail)
+
+    return call
+
+
+def _transposing(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """``function`` of B as (.., N, K)."""
+
+    def call(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        return function(a, b.mT, *rest)
 
     return call
 

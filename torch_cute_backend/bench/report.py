@@ -94,7 +94,7 @@ def gemm_table(lines: Sequence[Comparison]) -> Table:
         ours = c.ours or {}
         table.append(
             [
-                ", ".join(map(str, c.key.shape)),
+                c.key.label,
                 c.key.accum,
                 _us(c.ours),
                 _tile(ours),
@@ -261,7 +261,7 @@ def _short_table(lines: Sequence[Comparison]) -> Table:
     head = ["M, N, K", "accum", "ours", *(display(p) for p in peers), "over best peer"]
     body = [
         [
-            ", ".join(map(str, c.key.shape)),
+            c.key.label,
             c.key.accum,
             _us(c.ours),
             *(_us(c.peers.get(p)) for p in peers),

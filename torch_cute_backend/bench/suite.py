@@ -18,13 +18,15 @@ from torch_cute_backend.bench.cases import Case, Shape, Suite
 from torch_cute_backend.bench.protocol import ROUNDS, Timing
 from torch_cute_backend.bench.session import Deadline, Entry, Outcome, Session
 from torch_cute_backend.errors import UserError
-from torch_cute_backend.problem import Accum, Major
+from torch_cute_backend.problem import Accum, Grouping, Major
 from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.tuning import lookup, model
 from torch_cute_backend.tuning.table import RowKey, TableRow, load_table
 
 PROTOCOLS = ("cold", "warm")
 """CUDA graphs over rotating input sets, or over one; see ``protocol``."""
+SIZES = {False: "equal", True: "skewed"}
+"""Of groups, by whether they are skewed."""
 DEFAULT_PROVIDERS = (results.OURS, "aten", "t_read")
 
 Say = Callable[[str], None]
@@ -123,9 +125,16 @@ def result_row(
     """The jsonl row of one entry."""
     problem = case.problem()
     m, n, k = case.shape
+    size = {"m": m, "n": n, "k": k}
     extra: dict[str, Any] = {}
+    if problem.a_major is not Major.K:
+        extra["a_major"] = problem.a_major.value
     if problem.b_major is not Major.K:
         extra["b_major"] = problem.b_major.value
+    if problem.is_grouped:
+        size["groups"] = problem.groups
+        extra["grouping"] = problem.grouping.value
+        extra["sizes"] = SIZES[case.is_skewed]
     if kernel is not None:
         extra["kernel"] = kernel
     if entry.schedule is not None:
@@ -135,7 +144,7 @@ def result_row(
     return results.row(
         results.Environment(**environment),
         case.suite,
-        {"m": m, "n": n, "k": k},
+        size,
         problem.a_dtype.name,
         problem.scaling,
         entry.accum if case.is_fp8 else "fp32",
@@ -148,12 +157,20 @@ def result_row(
 
 def entry_key(case: Case, entry: Entry, protocol: str) -> str:
     """Identifies a measurement across runs; equal to :func:`row_key` of its row."""
-    m, n, k = case.shape
     schedule = None if entry.schedule is None else entry.schedule.to_json()
     accum = entry.accum if case.is_fp8 else "fp32"
     problem = case.problem()
-    what = (problem.a_dtype.name, problem.scaling, problem.b_major.value)
-    return _key(case.suite, [m, n, k], what, accum, entry.label, schedule, protocol)
+    what = (
+        problem.a_dtype.name,
+        problem.scaling,
+        problem.a_major.value,
+        problem.b_major.value,
+        problem.grouping.value,
+        problem.groups,
+        SIZES[case.is_skewed],
+    )
+    shape = list(case.shape)
+    return _key(case.suite, shape, what, accum, entry.label, schedule, protocol)
 
 
 def row_key(row: dict[str, Any]) -> str:
@@ -161,7 +178,15 @@ def row_key(row: dict[str, Any]) -> str:
     return _key(
         row["suite"],
         shape,
-        (row["dtype"], row["scaling"], row.get("b_major", Major.K.value)),
+        (
+            row["dtype"],
+            row["scaling"],
+            row.get("a_major", Major.K.value),
+            row.get("b_major", Major.K.value),
+            row.get("grouping", Grouping.NONE.value),
+            row["shape"].get("groups", 1),
+            row.get("sizes", SIZES[False]),
+        ),
         row["accum"],
         row["provider"],
         row.get("schedule"),
@@ -197,10 +222,7 @@ def run(suite: Suite, options: Options, session: Session, say: Say = print) -> i
     arch = arch_spec(facts["arch"])
     deadline = Deadline(options.budget_s)
     known = set() if options.again else known_keys(options.out)
-    shapes = options.shapes or suite.shapes
-    jobs = [
-        (Case(suite.name, suite.kind, s), p) for s in shapes for p in options.protocols
-    ]
+    jobs = [(c, p) for c in suite.cases(options.shapes) for p in options.protocols]
     written = 0
     for i, (case, protocol) in enumerate(jobs):
         head = f"[{i + 1:3}/{len(jobs)}] {suite.name} {case.describe()} {protocol}"

@@ -9,7 +9,7 @@ from typing import Any
 
 SUITES = (
     *("headline", "fp8-rowwise-decode", "fp8-rowwise", "bf16", "random"),
-    *("host", "pick-time", "report"),
+    *("grouped", "host", "pick-time", "report"),
 )
 """Suites of GEMM shapes, suites of their own, and the report over all results."""
 

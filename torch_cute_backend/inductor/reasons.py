@@ -17,9 +17,6 @@ from torch_cute_backend.status import Status
 
 log = logging.getLogger("torch_cute_backend")
 
-INSTALL = "install"
-"""The step at which the whole plugin is refused: its reasons are warnings."""
-
 
 @dataclass(frozen=True)
 class Refusal:
@@ -56,9 +53,7 @@ def record(op: str, step: str, status: Status, problem: str = "") -> None:
             if new:
                 _seen[key] = Refusal(op, step, reason, problem)
         if new:
-            # Whoever imported the package, or simulates a GPU, expects kernels.
-            loud = simulating or step == INSTALL
-            level = logging.WARNING if loud else logging.INFO
+            level = logging.WARNING if simulating else logging.INFO
             where = f" [{problem}]" if problem else ""
             log.log(level, "%s: no kernel (%s): %s%s", op, step, reason, where)
 

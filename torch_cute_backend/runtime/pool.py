@@ -27,9 +27,8 @@ from typing import Any
 from torch_cute_backend import config, phases
 from torch_cute_backend.codegen.source import KernelSource
 from torch_cute_backend.errors import CompileError
-from torch_cute_backend.runtime import serial, toolchain
+from torch_cute_backend.runtime import serial
 from torch_cute_backend.runtime.cache import CacheEntry, KernelCache, cache_key
-from torch_cute_backend.status import Status
 
 log = logging.getLogger(__name__)
 
@@ -180,12 +179,7 @@ class CompilePool:
             gate: refuse a kernel that fails the build gate (spills, ignored
                 ``setmaxnreg``), also a cached one.
         """
-        try:
-            key = cache_key(source)
-        except CompileError as error:
-            failed: Future[CacheEntry] = Future()
-            failed.set_exception(error)
-            return failed
+        key = cache_key(source)
         with self._lock:
             future = self._running.get((key, gate))
             if future is None:
@@ -212,8 +206,6 @@ class CompilePool:
         return self._cache.load(key) or self._compile(source, key)
 
     def _compile(self, source: KernelSource, key: str) -> CacheEntry:
-        # Seconds earlier than the child would find out.
-        self._cache.private_folder("entries")
         # Ungated: a refusal is stored too, and need not be found out again.
         request = {
             "source": serial.source_to_json(source),
@@ -295,11 +287,6 @@ def _close_shared_pools() -> None:
     for (pid, _), pool in _shared.items():
         if pid == os.getpid():
             pool.close()
-
-
-def can_compile() -> Status:
-    """Is there a DSL to compile with, and a folder that kernels may be kept in?"""
-    return toolchain.dsl_status() & KernelCache().usable()
 
 
 def compile_isolated(

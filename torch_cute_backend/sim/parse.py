@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from .report import BadInput, SimError
+from .report import SimError
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def entry_param_sizes(ptx: str) -> dict[str, tuple[int, ...]]:
 
 
 def _params(text: str, start: int) -> tuple[Param, ...]:
-    header = text[start : _find(text, ")", start)]
+    header = text[start : text.index(")", start)]
     return tuple(
         Param(name, _TYPE_BYTES[kind] * int(count or 1))
         for kind, name, count in _PARAM.findall(header)
@@ -163,14 +163,9 @@ def _params(text: str, start: int) -> tuple[Param, ...]:
 
 
 def parse(ptx: str) -> dict[str, Kernel]:
-    """Parse all kernels of a PTX module.
-
-    Raises:
-        BadInput: the text is not PTX, or ends too early.
-        SimError: a statement cannot be parsed.
-    """
+    """Parse all kernels of a PTX module; raises ``SimError`` on anything else."""
     if ".version" not in ptx or ".target" not in ptx:
-        raise BadInput("not a PTX module: no .version/.target directive")
+        raise SimError("not a PTX module: no .version/.target directive")
     target = re.search(r"\.target\s+([\w, ]+)", ptx)
     shared = [
         _shared(m)
@@ -182,21 +177,11 @@ def parse(ptx: str) -> dict[str, Kernel]:
         kernel = Kernel(match.group(1), _params(ptx, match.end()), files=files)
         kernel.target = target.group(1).strip() if target else ""
         kernel.shared = list(shared)
-        start = _find(ptx, "{", _find(ptx, ")", match.end()))
-        _Body(ptx, start + 1, kernel).run()
+        _Body(ptx, ptx.index("{", ptx.index(")", match.end())) + 1, kernel).run()
         kernels[kernel.name] = kernel
     if not kernels:
-        raise BadInput("the PTX module has no .entry")
+        raise SimError("the PTX module has no .entry")
     return kernels
-
-
-def _find(text: str, what: str, start: int) -> int:
-    """As ``str.index``; a text without it is PTX that was cut off."""
-    found = text.find(what, start)
-    if found < 0:
-        name = "end of line" if what == "\n" else repr(what)
-        raise BadInput(f"the PTX ends too early: {name} is missing", text.count("\n"))
-    return found
 
 
 def _shared(text: str) -> tuple[str, int, int]:
@@ -223,17 +208,18 @@ class _Body:
         self.label_scopes: dict[tuple[int, str], str] = {}
 
     def run(self) -> None:
-        while self.scopes:
+        text, end = self.text, len(self.text)
+        while self.at < end:
             self._skip_blank()
-            char = self.text[self.at : self.at + 1]
+            char = text[self.at]
             if char == "{":
                 self._open()
             elif char == "}":
                 self.at += 1
                 self.scopes.pop()
                 self.names.pop()
-            elif not char:
-                _find(self.text, "}", self.at)
+                if not self.scopes:
+                    break
             elif char == ";":
                 self.at += 1
             else:
@@ -251,13 +237,13 @@ class _Body:
     def _skip_blank(self) -> None:
         text = self.text
         while True:
-            while text[self.at : self.at + 1].isspace():
+            while text[self.at].isspace():
                 self.line += text[self.at] == "\n"
                 self.at += 1
             if text.startswith("//", self.at):
-                self.at = _find(text, "\n", self.at)
+                self.at = text.index("\n", self.at)
             elif text.startswith("/*", self.at):
-                stop = _find(text, "*/", self.at) + 2
+                stop = text.index("*/", self.at) + 2
                 self.line += text.count("\n", self.at, stop)
                 self.at = stop
             else:
@@ -271,12 +257,12 @@ class _Body:
             self.at = label.end()
             return
         if text.startswith(".loc", self.at):
-            stop = _find(text, "\n", self.at)
+            stop = text.index("\n", self.at)
             numbers = text[self.at : stop].split()[1:3]
             self.loc = (int(numbers[0]), int(numbers[1]))
             self.at = stop
             return
-        stop = _find(text, ";", self.at)
+        stop = text.index(";", self.at)
         body = text[self.at : stop]
         line = self.line
         self.line += body.count("\n")

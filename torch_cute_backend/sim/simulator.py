@@ -18,7 +18,7 @@ from .launch_record import Launch, TensorRegion
 from .machine import Cluster
 from .memory import GlobalMemory
 from .parse import parse
-from .report import BadInput, SimError, SimReport
+from .report import SimError, SimReport
 from .sched import Engine
 from .trace import Trace
 from .warp import Warp
@@ -63,16 +63,12 @@ def run_launch(
     """Simulate one launch; faults of the kernel come back as findings.
 
     ``progress(done, total)`` is called as clusters finish.
-
-    Raises:
-        BadInput: not PTX, an unsupported target, or tensors too small for the launch.
-        UnsupportedPtx: an instruction or field that is not modelled.
     """
     programs = _programs(ptx)
     if launch.kernel not in programs:
-        raise BadInput(f"kernel {launch.kernel!r} is not in the PTX")
+        raise SimError(f"kernel {launch.kernel!r} is not in the PTX")
     program = programs[launch.kernel]
-    check_target(program.kernel.target)
+    _check_target(program)
     started = time.perf_counter()
     engine = Engine(mode, checks, sms)
     engine.roles = dict(roles or {})
@@ -133,10 +129,10 @@ def run_launch(
     )
 
 
-def check_target(target: str) -> None:
-    """``BadInput`` for a target whose instructions are not modelled."""
+def _check_target(program: Program) -> None:
+    target = program.kernel.target
     if not target.startswith(_TARGETS):
-        raise BadInput(
+        raise SimError(
             f"the simulator knows {', '.join(_TARGETS)}*, not {target!r}: "
             "other targets differ in instructions and shared memory"
         )
@@ -167,7 +163,7 @@ def uses_launch_control(program: Program) -> bool:
 def _pack_params(program: Program, launch: Launch) -> bytes:
     sizes = [p.size for p in program.kernel.params]
     if [len(p) for p in launch.params] != sizes:
-        raise BadInput(
+        raise SimError(
             f"launch has parameters of {[len(p) for p in launch.params]} bytes, "
             f"the kernel {sizes}"
         )
