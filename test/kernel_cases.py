@@ -68,6 +68,10 @@ SM90_GOLDEN = {
         fp8(4096, 4096, 4096, accum=EXACT),
         replace(S128, registers="moved", promotion="overlap"),
     ),
+    "pingpong": (
+        fp8(4096, 4096, 4096),
+        replace(S128, epi_n=32, cluster_m=2, math="pingpong"),
+    ),
     "rowwise_fp32_out": (fp8(out=FLOAT32), _s(64, 64, 128, 6, epi_n=32, epi_stages=2)),
     "rowwise_e4m3_out": (fp8(out=E4M3), S64),
     "bf16_kk": (mm(), B128),
@@ -118,6 +122,25 @@ SM90_MORE = {
     "exact_overlap_cluster": (
         fp8(4096, accum=EXACT),
         _s(64, 128, 128, 3, epi_n=32, cluster_m=2, promotion="overlap"),
+    ),
+    "pingpong_kept_64x256": (
+        fp8(4096),
+        _s(64, 256, 128, 4, epi_n=32, math="pingpong", shared_loop="keep", **TWO),
+    ),
+    "pingpong_bf16_direct": (
+        mm(4096, out_aligned=False),
+        _s(
+            *(128, 128, 64, 4),
+            epi_n=32,
+            math="pingpong",
+            registers="moved",
+            store="direct",
+            **TWO,
+        ),
+    ),
+    "pingpong_exact": (
+        fp8(4096, accum=EXACT),
+        _s(64, 128, 128, 6, epi_n=32, math="pingpong", **TWO),
     ),
     "moved": (fp8(4096), replace(WIDE, registers="moved")),
     "m16": (fp8(16, 4096, 4096), _s(16, 32, 128, 8)),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import ir_examples as ex
+from build_helper import build, fp8
 from torch.testing._internal.common_utils import (
     TestCase,
     instantiate_parametrized_tests,
@@ -14,6 +15,7 @@ from torch.testing._internal.common_utils import (
     subtest,
 )
 
+from torch_cute_backend.arch import SM90
 from torch_cute_backend.errors import VerifyError
 from torch_cute_backend.ir.dataflow import (
     ConsumerRelease,
@@ -24,11 +26,12 @@ from torch_cute_backend.ir.dataflow import (
     ProducerAcquire,
     ProducerCommit,
     ProducerTail,
+    SkipStages,
     TmaLoad,
     TmaStoreWait,
 )
 from torch_cute_backend.ir.expr import BinOp, Const, Param, Ref
-from torch_cute_backend.ir.ops import Stmt
+from torch_cute_backend.ir.ops import Body, Stmt
 from torch_cute_backend.ir.program import Program
 from torch_cute_backend.ir.structure import (
     If,
@@ -44,13 +47,24 @@ from torch_cute_backend.ir.sync import (
     InitPipelines,
     InitSync,
     NamedBarrierSync,
+    PassTurn,
     PdlLaunch,
+    PipelineStates,
     SetRegisters,
+    TakeTurn,
     TmemAlloc,
     TmemFree,
 )
-from torch_cute_backend.ir.values import Pipeline, Scheduler, SchedulerKind, Space, Var
+from torch_cute_backend.ir.values import (
+    NamedBarrier,
+    Pipeline,
+    Scheduler,
+    SchedulerKind,
+    Space,
+    Var,
+)
 from torch_cute_backend.ir.verifier import RULES, verify, violations
+from torch_cute_backend.schedule import GemmSchedule
 
 X = Var("x")
 
@@ -69,6 +83,50 @@ def kept100() -> Program:
 
 def omitted90() -> Program:
     return replace(kept90(), loop=None)
+
+
+def pingpong() -> Program:
+    """The omitted program of a kernel with two instances of the math role."""
+    schedule = GemmSchedule(
+        *(128, 128, 128, 4), math_warpgroups=2, math="pingpong", epi_stages=2
+    )
+    return build(fp8(4096, 4096, 4096), schedule, SM90).after
+
+
+def turn() -> tuple[Stmt, ...]:
+    """A turn taken where there is nobody to take turns with."""
+    barrier = NamedBarrier("turns", 5, 256, ("math",))
+    return (TakeTurn(barrier=barrier, work=ex.TILE, first=Const(0)),)
+
+
+def reordered(program: Program, moved: type[Stmt], front: type[Stmt]) -> Program:
+    """The statement of class ``moved`` in front of that of class ``front``."""
+
+    def order(body: Body) -> Body:
+        found = [s for s in body if isinstance(s, moved)]
+        rest: list[Stmt] = []
+        for s in body:
+            if found and isinstance(s, front):
+                rest.extend(found)
+            if s not in found:
+                rest.append(s)
+        return tuple(rest)
+
+    regions = tuple(
+        r.with_body(
+            tuple(
+                s.with_body(order(s.body)) if isinstance(s, TileLoop) else s
+                for s in r.body
+            )
+        )
+        for r in program.regions
+    )
+    return replace(program, regions=regions)
+
+
+def change_staging(program: Program) -> Program:
+    staging = next(b for b in program.buffers if b.name == "sD")
+    return ex.with_resource(program, staging, replace(staging, per_instance=False))
 
 
 def before_step(program: Program, *statements: Stmt) -> Program:
@@ -716,6 +774,70 @@ CASES = (
             ),
         ),
         "increase=False) in role load, expected whole warpgroups",
+    ),
+    Broken(
+        "instances",
+        "turns_of_one",
+        lambda: in_region(omitted90(), "math", turn()[0]),
+        "TakeTurn(barrier=turns, work=tile, first=0) in a role of one instance",
+    ),
+    Broken(
+        "instances",
+        "no_turn_taken",
+        lambda: ex.without(pingpong(), TakeTurn),
+        "found 0 turns taken and 1 passed",
+    ),
+    Broken(
+        "instances",
+        "turn_passed_before_the_waits",
+        lambda: reordered(pingpong(), PassTurn, TakeTurn),
+        "waits for a stage out of turn",
+    ),
+    Broken(
+        "instances",
+        "turns_of_other_tiles",
+        lambda: change(pingpong(), PassTurn, limit=Const(7)),
+        "its turns count other tiles",
+    ),
+    Broken(
+        "instances",
+        "no_skip",
+        lambda: ex.without(pingpong(), SkipStages),
+        "found 0 skips of ab, expected 1",
+    ),
+    Broken(
+        "instances",
+        "skip_of_two",
+        lambda: change(pingpong(), SkipStages, others=2),
+        "skips other stages than k_tiles",
+    ),
+    Broken(
+        "instances",
+        "skip_before_the_release",
+        lambda: reordered(pingpong(), SkipStages, PassTurn),
+        "stands before the tile's last release",
+    ),
+    Broken(
+        "instances",
+        "same_start",
+        lambda: change(pingpong(), PipelineStates, tile_stages=None),
+        "start None stages apart",
+    ),
+    Broken(
+        "instances",
+        "shared_staging",
+        lambda: change_staging(pingpong()),
+        "writes sD, which instances share",
+    ),
+    Broken(
+        "arrivals",
+        "turn_of_one_warpgroup",
+        lambda: ex.with_resource(
+            pingpong(),
+            pingpong().barriers[1],
+            replace(pingpong().barriers[1], threads=128),
+        ),
+        "barrier turn_barrier: expects 128 threads, roles bring 256",
     ),
     Broken(
         "ordering",

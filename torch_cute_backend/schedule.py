@@ -22,6 +22,7 @@ _TEXT_FIELDS = (
     "store",
     "registers",
     "promotion",
+    "math",
     "shared_loop",
     "record",
     "dead_loads",
@@ -39,7 +40,9 @@ class GemmSchedule:
         epi_n: columns of one epilogue subtile; ``epi_stages`` of them are staged.
         cluster_m, cluster_n: cluster shape in CTAs; loads are multicast across it.
         cta_group: CTAs that share one tcgen05 MMA, 1 or 2.
-        math_warpgroups: wgmma warpgroups that split ``tile_m`` (cooperative).
+        math_warpgroups: wgmma warpgroups of a CTA.
+        math: ``"cooperative"``: they split ``tile_m``; ``"pingpong"``: two, each with
+            every other tile, so that one's epilogue passes behind the other's mainloop.
         scheduler: a name of ``schedulers.SCHEDULERS``, as ``"static_persistent"``.
         raster: ``"along_m"`` or ``"along_n"``: which tile index runs fastest;
             ``"grouped"``: along M within bands of ``group_m`` cluster rows, so that
@@ -78,6 +81,7 @@ class GemmSchedule:
     store: str = "tma"
     registers: str = "even"
     promotion: str = "wait"
+    math: str = "cooperative"
     shared_loop: str = "auto"
     record: str = "none"
     dead_loads: str = "keep"
@@ -94,6 +98,15 @@ class GemmSchedule:
         if self.scheduler != "single_tile":
             clusters = min(clusters, max(num_ctas // self.cluster_size, 1))
         return clusters * self.cluster_size
+
+    @property
+    def pingpong(self) -> bool:
+        return self.math == "pingpong"
+
+    @property
+    def tile_warpgroups(self) -> int:
+        """Math warpgroups that work on one tile."""
+        return 1 if self.pingpong else self.math_warpgroups
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -128,7 +141,11 @@ class GemmSchedule:
         if self.cta_group > 1:
             text += f"_{self.cta_group}cta"
         text += f"_s{self.ab_stages}"
-        extras = {"moved": self.registers, "overlap": self.promotion}
+        extras = {
+            "moved": self.registers,
+            "overlap": self.promotion,
+            "pingpong": self.math,
+        }
         return text + "".join(f"_{k}" for k, v in extras.items() if k == v)
 
     def validate(self, problem: GemmProblem, arch: ArchSpec) -> Status:

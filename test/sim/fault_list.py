@@ -172,6 +172,45 @@ SM90 = (
     ),
 )
 
+PINGPONG = (
+    Fault("no turn is awaited", r"^\tbar\.sync \t%r\d+, 256;"),
+    Fault("the turn is passed to nobody", r"bar\.arrive[^,]*,", "bar.arrive 9,"),
+    Fault(
+        "a turn counts one warpgroup",
+        r"^\tbar\.sync \t%r\d+, 256;",
+        "\tbar.sync \t3, 128;",
+    ),
+    Fault(
+        "no barrier before staging is reused",
+        r"^\tbar\.sync \t%r\d+, 128;",
+        which=2,
+    ),
+    Fault("stage not released in the loop", r"^\tmbarrier\.arrive\.shared\.b64[^;]*;"),
+)
+"""Two warpgroups that take turns."""
+
+K_TILE_WAIT = r"^\twgmma\.wait_group\.sync\.aligned \t1;"
+OVERLAP = (
+    Fault(
+        "first accumulator read while it is written",
+        K_TILE_WAIT,
+        "\twgmma.wait_group.sync.aligned \t2;",
+    ),
+    Fault(
+        "second accumulator read while it is written",
+        K_TILE_WAIT,
+        "\twgmma.wait_group.sync.aligned \t2;",
+        which=1,
+    ),
+    Fault(
+        "last k tile's sum read while it is written",
+        r"^\twgmma\.wait_group\.sync\.aligned \t0;",
+        "\twgmma.wait_group.sync.aligned \t1;",
+        every=True,
+    ),
+)
+"""Accumulators that take turns; an odd number of k tiles."""
+
 SM100 = (
     Fault("no tcgen05.wait::ld", r"^\ttcgen05\.wait::ld[^;]*;"),
     Fault("no commit to the empty barrier", r"^\ttcgen05\.commit[^;]*;"),

@@ -19,6 +19,7 @@ from torch.testing._internal.common_utils import (
 )
 
 from torch_cute_backend.arch import SM90, SM100
+from torch_cute_backend.problem import Accum
 from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.sim import gemm_case
 from torch_cute_backend.sim.child import SimChild
@@ -32,12 +33,26 @@ KERNELS = {
     "sm_90a": (SM90, GemmSchedule(**STAGES, math_warpgroups=2), 1),
     "sm_100a": (SM100, GemmSchedule(**STAGES, acc_stages=2), 1),
     "sm_90a_cluster": (SM90, GemmSchedule(**STAGES, math_warpgroups=2, cluster_m=2), 2),
+    "sm_90a_pingpong": (
+        SM90,
+        GemmSchedule(**STAGES, math_warpgroups=2, math="pingpong"),
+        1,
+    ),
+    "sm_90a_overlap": (
+        SM90,
+        GemmSchedule(
+            **STAGES, math_warpgroups=2, registers="moved", promotion="overlap"
+        ),
+        1,
+    ),
     "sm_100a_cluster": (SM100, GemmSchedule(**STAGES, acc_stages=2, cluster_m=2), 2),
 }
 FAULTS = {
     "sm_90a": fault_list.COMMON + fault_list.SM90,
     "sm_100a": fault_list.COMMON + fault_list.SM100,
     "sm_90a_cluster": fault_list.CLUSTER,
+    "sm_90a_pingpong": fault_list.PINGPONG,
+    "sm_90a_overlap": fault_list.OVERLAP,
     "sm_100a_cluster": fault_list.CLUSTER[:3],
 }
 ALL = [
@@ -57,7 +72,8 @@ class FaultsTest(TestCase):
         cls.child = SimChild()
         cls.built = {}
         for name, (arch, schedule, _) in KERNELS.items():
-            made = build(fp8(*SIZES), schedule, arch)
+            exact = Accum.EXACT if schedule.promotion == "overlap" else Accum.FAST
+            made = build(fp8(*SIZES, accum=exact), schedule, arch)
             cls.built[name] = (made.source, gemm_case.make(made, *SIZES))
 
     @classmethod

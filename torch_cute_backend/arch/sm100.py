@@ -103,6 +103,9 @@ def _check_mma(s: GemmSchedule, products: int) -> Status:
             "a CTA pair takes tile_m=128 and tile_n in steps of 32, not "
             f"{s.tile_m}x{s.tile_n}",
         ),
+        (s.math == "cooperative", "pingpong is for wgmma"),
+        (s.registers == "even", "registers are moved for wgmma only"),
+        (s.promotion == "wait", "tcgen05 sums in fp32 anyway: nothing to promote"),
         (s.math_warpgroups == 1, "tcgen05 has one MMA warp, not warpgroups"),
     )
 

@@ -42,7 +42,7 @@ def epilogue_pressure(problem: GemmProblem, schedule: GemmSchedule, live: int) -
     the other output, and what a costly op needs."""
     s, graph = schedule, problem.epilogue
     rows = max(s.tile_m, MMA_M)
-    elements = rows * s.epi_n // (WARPGROUP_THREADS * s.math_warpgroups)
+    elements = rows * s.epi_n // (WARPGROUP_THREADS * s.tile_warpgroups)
     loads = sum(i.kind.value == "full" for i in graph.inputs)
     direct = len(graph.outputs) - (s.store == "tma")
     stored = sum(o.dtype.bytes for o in graph.outputs) * elements // 4
@@ -75,7 +75,7 @@ class Sm90Spec(ArchSpec):
         if s.math_warpgroups not in (1, 2):
             return Status.no(f"math_warpgroups={s.math_warpgroups} is not 1 or 2")
         accumulators = (
-            self.staged_rows(s) * s.tile_n // (WARPGROUP_THREADS * s.math_warpgroups)
+            self.staged_rows(s) * s.tile_n // (WARPGROUP_THREADS * s.tile_warpgroups)
         )
         sets = accumulator_sets(problem, s) * problem.epilogue.products
         moved = s.registers == "moved"
@@ -91,6 +91,17 @@ class Sm90Spec(ArchSpec):
                 f"a smaller epi_n than {s.epi_n} may fit",
             ),
             (
+                not s.pingpong
+                or (
+                    s.math_warpgroups == 2
+                    and s.scheduler == "static_persistent"
+                    and s.shared_loop != "inline"
+                    and s.record == "none"
+                ),
+                "pingpong needs two math warpgroups, each with a static persistent "
+                "loop of its own",
+            ),
+            (
                 not moved or s.math_warpgroups == 2,
                 "registers='moved' needs two math warpgroups; one has 255 anyway",
             ),
@@ -103,9 +114,9 @@ class Sm90Spec(ArchSpec):
                 "promotion='overlap' is for kernels of one product",
             ),
             (
-                s.tile_m % (MMA_M * s.math_warpgroups) == 0 or _padded(problem, s),
+                s.tile_m % (MMA_M * s.tile_warpgroups) == 0 or _padded(problem, s),
                 f"tile_m={s.tile_m} is not a multiple of 64 rows for each of "
-                f"{s.math_warpgroups} math warpgroup(s), nor 8, 16 or 32 K-major rows "
+                f"{s.tile_warpgroups} math warpgroup(s), nor 8, 16 or 32 K-major rows "
                 "of one warpgroup",
             ),
             (

@@ -68,7 +68,8 @@ class ArchSpec(ABC):
         staged_out = 0
         if schedule.store == "tma":
             subtile = rows * schedule.epi_n * problem.out_dtype.bytes
-            staged_out = subtile * schedule.epi_stages
+            owners = 2 if schedule.pingpong else 1
+            staged_out = subtile * schedule.epi_stages * owners
         return SMEM_ALIGN_BYTES + schedule.ab_stages * stage + staged_out
 
 
@@ -127,6 +128,7 @@ def check_common(
             s.registers == "even" or _may_omit(problem, s),
             "registers='moved' needs roles without a shared loop",
         ),
+        (s.math in ("cooperative", "pingpong"), f"math {s.math!r} is unknown"),
         (
             s.promotion in ("wait", "overlap"),
             f"promotion {s.promotion!r} is unknown",

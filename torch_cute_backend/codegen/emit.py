@@ -23,7 +23,14 @@ from torch_cute_backend.ir import sync
 from torch_cute_backend.ir.expr import BinOp, Expr, Param
 from torch_cute_backend.ir.ops import Body, Stmt
 from torch_cute_backend.ir.program import Program
-from torch_cute_backend.ir.values import Buffer, L2Policy, Role, SchedulerKind, Var
+from torch_cute_backend.ir.values import (
+    Buffer,
+    L2Policy,
+    NamedBarrier,
+    Role,
+    SchedulerKind,
+    Var,
+)
 from torch_cute_backend.problem import GemmProblem
 from torch_cute_backend.schedule import GemmSchedule
 
@@ -139,14 +146,19 @@ class Emitter:
 
     @emits(st.TileLoop)
     def tile_loop(self, s: st.TileLoop) -> None:
-        self.out.line(f"{s.work} = {s.first}")
+        start = str(s.first)
+        if s.role is not None and s.role.instances > 1:
+            step = next(b.step for b in s.body if isinstance(b, st.SchedulerAdvance))
+            start += f" + instance * {step}"
+        self.out.line(f"{s.work} = {start}")
         single = s.scheduler.kind is SchedulerKind.SINGLE_TILE
         with self.out.block(f"{'if' if single else 'while'} {s.work} < {s.limit}:"):
             self.body(s.body)
 
     @emits(st.SchedulerAdvance)
     def scheduler_advance(self, s: st.SchedulerAdvance) -> None:
-        self.out.line(f"{s.work} += {s.step}")
+        dealt = 1 if s.role is None else s.role.instances
+        self.out.line(f"{s.work} += {f'{dealt} * ' if dealt > 1 else ''}{s.step}")
 
     @emits(st.KLoop)
     def k_loop(self, s: st.KLoop) -> None:
@@ -199,8 +211,40 @@ class Emitter:
     def named_barrier_sync(self, s: sync.NamedBarrierSync) -> None:
         b = s.barrier
         self.out.line(
-            f"cute.arch.barrier(barrier_id={b.id}, number_of_threads={b.threads})"
+            f"cute.arch.barrier(barrier_id={self.barrier_id(b)}, "
+            f"number_of_threads={b.threads})"
         )
+
+    def barrier_id(self, barrier: NamedBarrier, other: int = 0) -> str:
+        """This instance's barrier, or that of the one ``other`` places on."""
+        if barrier.instances == 1:
+            return str(barrier.id)
+        if not other:
+            return f"{barrier.id} + instance"
+        return f"{barrier.id} + (instance + {other}) % {barrier.instances}"
+
+    @emits(sync.TakeTurn)
+    def take_turn(self, s: sync.TakeTurn) -> None:
+        self.out.comment("In turn: a wait that comes a round early would see no wait.")
+        with self.out.block(f"if {s.work} != {s.first}:"):
+            self.out.call(
+                "cute.arch.barrier(",
+                (
+                    f"barrier_id={self.barrier_id(s.barrier)}",
+                    f"number_of_threads={s.barrier.threads}",
+                ),
+            )
+
+    @emits(sync.PassTurn)
+    def pass_turn(self, s: sync.PassTurn) -> None:
+        with self.out.block(f"if {s.work} + {s.step} < {s.limit}:"):
+            self.out.call(
+                "cute.arch.barrier_arrive(",
+                (
+                    f"barrier_id={self.barrier_id(s.barrier, 1)}",
+                    f"number_of_threads={s.barrier.threads}",
+                ),
+            )
 
     @emits(sync.ClusterArrive)
     def cluster_arrive(self, s: sync.ClusterArrive) -> None:
@@ -297,9 +341,13 @@ class Emitter:
         """The staged operand as TMA fills it; an arch may stage more rows than that."""
         return f"s{operand}"
 
+    def store_warp(self) -> str:
+        """Is this the warp that issues TMA stores?"""
+        return "warp_idx == STORE_WARP"
+
     @emits(flow.TmaStoreWait)
     def tma_store_wait(self, s: flow.TmaStoreWait) -> None:
-        with self.out.block("if warp_idx == STORE_WARP:"):
+        with self.out.block(f"if {self.store_warp()}:"):
             self.out.line(f"cute.arch.cp_async_bulk_wait_group({s.pending}, read=True)")
 
     @emits(flow.TmaStore)
@@ -311,7 +359,7 @@ class Emitter:
             f"t{x}s{x}[(None, {stage})]",
             f"t{x}g{x}[(None, {self._stored_box(s)})]",
         )
-        with self.out.block("if warp_idx == STORE_WARP:"):
+        with self.out.block(f"if {self.store_warp()}:"):
             if s.spare is None:
                 self.out.call("cute.copy(", args)
             else:

@@ -71,6 +71,18 @@ class Sm90Emitter(GroupedEmitter):
             else:
                 self._state(names.consumer_state(p), "Consumer", p)
                 self._state(names.release_state(p), "Consumer", p)
+                if s.tile_stages is not None:
+                    self._skip(p, f"instance * {s.tile_stages}")
+
+    def _skip(self, p: Pipeline, stages: str) -> None:
+        for name in (names.consumer_state(p), names.release_state(p)):
+            self.out.line(f"{name}.advance({stages})")
+
+    @emits(flow.SkipStages)
+    def skip_stages(self, s: flow.SkipStages) -> None:
+        self.out.comment("The other warpgroup's tile.")
+        count = str(s.count) if s.others == 1 else f"{s.others} * {s.count}"
+        self._skip(s.pipeline, count)
 
     def _state(self, name: str, side: str, p: Pipeline) -> None:
         self.out.call(
@@ -81,7 +93,19 @@ class Sm90Emitter(GroupedEmitter):
     @emits(sync.PartitionMma)
     def partition_mma(self, s: sync.PartitionMma) -> None:
         out = self.out
-        groups = self.schedule.math_warpgroups
+        groups = self.schedule.tile_warpgroups
+        if self.schedule.pingpong:
+            out.comment("Each warpgroup is an instance of the role.")
+            out.line(
+                f"instance = cute.arch.make_warp_uniform(tidx // {WARPGROUP_THREADS})"
+            )
+            out.line("thr_mma = tiled_mma.get_slice(0)")
+        else:
+            self._warpgroup_slice(groups)
+        self._fragments(s)
+
+    def _warpgroup_slice(self, groups: int) -> None:
+        out = self.out
         out.comment("A wgmma reads shared memory for its whole warpgroup.")
         out.line(
             f"warpgroup_idx = cute.arch.make_warp_uniform(tidx // {WARPGROUP_THREADS})"
@@ -90,6 +114,9 @@ class Sm90Emitter(GroupedEmitter):
             "thr_mma = tiled_mma.get_slice("
             f"cute.make_layout({groups}, stride={WARPGROUP_THREADS})(warpgroup_idx))"
         )
+
+    def _fragments(self, s: sync.PartitionMma) -> None:
+        out = self.out
         out.comment("(MMA, MMA_M, MMA_K, stages), (MMA, MMA_N, MMA_K, stages)")
         out.line(f"tCrA = tiled_mma.make_fragment_A(thr_mma.partition_A({s.a}))")
         for b in (s.b, *s.more_b):
@@ -112,7 +139,7 @@ class Sm90Emitter(GroupedEmitter):
         out = self.out
         out.comment("This thread's coordinates and registers in a subtile.")
         out.call(
-            "tCcD = epi_mma.get_slice(tidx).partition_C(",
+            f"tCcD = epi_mma.get_slice({self._thread()}).partition_C(",
             ("cute.make_identity_tensor((MMA_ROWS, EPI_N))",),
         )
         for target in s.targets:
@@ -130,7 +157,7 @@ class Sm90Emitter(GroupedEmitter):
         out, x = self.out, names.camel(target.name)
         self._store_atom()
         out.line("copy_r2s = cute.make_tiled_copy_C(store_atom, epi_mma)")
-        out.line("thr_r2s = copy_r2s.get_slice(tidx)")
+        out.line(f"thr_r2s = copy_r2s.get_slice({self._thread()})")
         out.line(f"tRSs{x} = thr_r2s.partition_D({staging})")
         out.line(f"tRSr{x} = thr_r2s.retile({names.registers(target)})")
         if not self.problem.is_grouped:
@@ -194,7 +221,7 @@ class Sm90Emitter(GroupedEmitter):
         )
         out.line(f"zeros = cute.make_rmem_tensor(({CHUNK_BYTES},), cutlass.Uint8)")
         out.line("zeros.fill(0)")
-        threads = WARPGROUP_THREADS * self.schedule.math_warpgroups
+        threads = WARPGROUP_THREADS * self.schedule.tile_warpgroups
         header = (
             f"for i in cutlass.range(tidx, {chunks * panels}, {threads}, unroll=1):"
         )
@@ -214,6 +241,25 @@ class Sm90Emitter(GroupedEmitter):
         if not self._padded():
             return buffer
         return f"cute.local_tile({buffer}, (TILE_M, {columns}), (0, 0, None))"
+
+    def _thread(self) -> str:
+        """This thread among those that share its tile."""
+        return f"tidx % {WARPGROUP_THREADS}" if self.schedule.pingpong else "tidx"
+
+    def store_warp(self) -> str:
+        return (
+            "warp_idx % 4 == STORE_WARP"
+            if self.schedule.pingpong
+            else (super().store_warp())
+        )
+
+    def staging_stage(self, subtile: str) -> str:
+        """Each warpgroup has stages of its own in pingpong."""
+        stage = super().staging_stage(subtile)
+        if not self.schedule.pingpong:
+            return stage
+        own = "instance * EPI_STAGES"
+        return own if stage == "0" else f"{own} + {stage}"
 
     # --- mainloop -----------------------------------------------------------------
 
@@ -438,9 +484,11 @@ class Sm90Emitter(GroupedEmitter):
     def smem_store(self, s: flow.SmemStore) -> None:
         x = names.camel(s.source.name)
         stage = self.staging_stage(s.subtile.name)
-        self.out.line(
-            f"cute.copy(copy_r2s, tRSr{x}, tRSs{x}[(None, None, None, {stage})])"
-        )
+        stored = f"tRSs{x}[(None, None, None, {stage})]"
+        if self.schedule.pingpong:
+            self.out.call("cute.copy(", ("copy_r2s", f"tRSr{x}", stored))
+        else:
+            self.out.line(f"cute.copy(copy_r2s, tRSr{x}, {stored})")
 
     @emits(flow.GmemStore)
     def gmem_store(self, s: flow.GmemStore) -> None:

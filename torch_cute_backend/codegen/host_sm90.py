@@ -64,7 +64,8 @@ class Sm90Host:
         s = self.schedule
         load, math = self.program.role("load"), self.program.role("math")
         load_warp = 0 if load is None else load.first_warp
-        math_warps = 0 if math is None else math.warps
+        math_warps = 0 if math is None else math.all_warps
+        each = " (of each warpgroup)" if self.schedule.pingpong else ""
         idle = 0 if load is None else load.idle_warps
         return (
             ("TILE_M, TILE_N, TILE_K", f"{s.tile_m}, {s.tile_n}, {s.tile_k}"),
@@ -73,7 +74,7 @@ class Sm90Host:
             ("EPI_N, EPI_STAGES", f"{s.epi_n}, {s.epi_stages}"),
             ("CLUSTER_M, CLUSTER_N", f"{s.cluster_m}, {s.cluster_n}"),
             ("MATH_WARPS", f"{math_warps}  # warps 0 to {math_warps - 1}"),
-            ("STORE_WARP", "0  # the math warp that issues TMA stores"),
+            ("STORE_WARP", f"0  # the math warp{each} that issues TMA stores"),
             ("LOAD_WARP", f"{load_warp}"),
             ("THREADS", f"{(load_warp + 1 + idle) * 32}"),
             *self._l2_constants(),
@@ -208,18 +209,19 @@ class Sm90Host:
     def _staging_layout(self, out: Writer) -> None:
         """Row-major staging, swizzled where a row is 32, 64 or 128 bytes."""
         kind = self.problem.out_dtype
+        stages = "2 * EPI_STAGES" if self.schedule.pingpong else "EPI_STAGES"
         row_bytes = self.schedule.epi_n * kind.bytes
         if row_bytes in _SWIZZLE_BYTES:
             self._smem_atom(out, "d", f"K_{swizzle_name(row_bytes)}", kind)
             out.call(
                 "d_smem_layout = cute.tile_to_shape(",
-                ("d_smem_atom", "(MMA_ROWS, EPI_N, EPI_STAGES)", "order=(0, 1, 2)"),
+                ("d_smem_atom", f"(MMA_ROWS, EPI_N, {stages})", "order=(0, 1, 2)"),
             )
             return
         out.call(
             "d_smem_plain = cute.make_layout(",
             (
-                "(MMA_ROWS, EPI_N, EPI_STAGES)",
+                f"(MMA_ROWS, EPI_N, {stages})",
                 "stride=(EPI_N, 1, MMA_ROWS * EPI_N)",
             ),
         )
@@ -240,7 +242,7 @@ class Sm90Host:
                     f"cute.nvgpu.OperandMajorMode.{p.a_major.name}",
                     f"cute.nvgpu.OperandMajorMode.{p.b_major.name}",
                     "Float32",
-                    f"({s.math_warpgroups}, 1, 1)",
+                    f"({s.tile_warpgroups}, 1, 1)",
                     f"tiler_mn=(64, {columns})",
                 ),
             )

@@ -84,7 +84,7 @@ def role_condition(role: Role) -> str:
         return f"warp_idx == {role_constant(role)}{leader}"
     if role.first_warp == 0:
         return f"warp_idx < {role_constant(role)}"
-    last = role.first_warp + role.warps
+    last = role.first_warp + role.all_warps
     return f"warp_idx >= {role.first_warp} and warp_idx < {last}"
 
 

@@ -199,6 +199,19 @@ class MmaDrain(Stmt):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SkipStages(Stmt):
+    """Move this instance's stage counters past the tile, ``count`` stages long, of each
+    of the ``others`` instances."""
+
+    pipeline: Pipeline
+    count: Expr
+    others: int
+
+    def effects(self) -> tuple[Effect, ...]:
+        return ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class TmemLoad(Stmt):
     """Copy subtile ``subtile`` of the accumulator stage to registers and wait; after
     that wait the read is complete, hence the generic proxy. ``product`` as for

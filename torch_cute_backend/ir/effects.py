@@ -141,6 +141,20 @@ class NamedSync(Effect):
 
 
 @dataclass(frozen=True)
+class TurnWait(Effect):
+    """Wait at one's own of the barriers that an instance has."""
+
+    barrier: NamedBarrier
+
+
+@dataclass(frozen=True)
+class TurnPass(Effect):
+    """Arrive at the next instance's, without waiting."""
+
+    barrier: NamedBarrier
+
+
+@dataclass(frozen=True)
 class ProxyFence(Effect):
     """Makes generic accesses to shared memory visible to the async proxy."""
 

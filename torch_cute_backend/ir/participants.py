@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torch_cute_backend.ir.dataflow import ConsumerRelease, ProducerCommit
-from torch_cute_backend.ir.effects import Init, NamedSync
+from torch_cute_backend.ir.effects import Init, NamedSync, TurnPass, TurnWait
 from torch_cute_backend.ir.ops import Stmt
 from torch_cute_backend.ir.program import Program
 from torch_cute_backend.ir.values import (
@@ -56,13 +56,16 @@ def mismatches(program: Program) -> tuple[tuple[str, str], ...]:
 
 def barrier_threads(runs: Runs, barrier: NamedBarrier) -> int | None:
     """Threads that run ``barrier``; None if all threads of the CTA do."""
-    roles: dict[Role, None] = {}
+    found: dict[tuple[Role, bool], None] = {}
+    meeting = (NamedSync(barrier), TurnWait(barrier))
     for stmt, role in runs:
-        if NamedSync(barrier) in stmt.effects():
-            if role is None:
-                return None
-            roles[role] = None
-    return sum(role.threads for role in roles)
+        for effect in stmt.effects():
+            if effect in meeting or effect == TurnPass(barrier):
+                if role is None:
+                    return None
+                # Who passes a turn is another instance than who waits for it.
+                found[role, effect in meeting] = None
+    return sum(role.threads for role, _ in found)
 
 
 def stage_bytes(pipeline: Pipeline, sizes: dict[str, int]) -> int:

@@ -118,8 +118,8 @@ def _resources(program: Program) -> Iterator[str]:
 
 
 def _warps(role: Role) -> str:
-    last = role.first_warp + role.warps - 1
-    text = f"warps {role.first_warp}-{last}" if role.warps > 1 else f"warp {last}"
+    last = role.first_warp + role.all_warps - 1
+    text = f"warps {role.first_warp}-{last}" if role.all_warps > 1 else f"warp {last}"
     return text if role.registers is None else f"{text}, {role.registers} registers"
 
 

@@ -19,10 +19,13 @@ from torch_cute_backend.ir.effects import (
     Sync,
     SyncArrive,
     SyncWait,
+    TurnPass,
+    TurnWait,
     Write,
 )
+from torch_cute_backend.ir.expr import Expr
 from torch_cute_backend.ir.ops import Stmt
-from torch_cute_backend.ir.values import Buffer, NamedBarrier, Pipeline
+from torch_cute_backend.ir.values import Buffer, NamedBarrier, Pipeline, Var
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +46,32 @@ class NamedBarrierSync(Stmt):
 
     def effects(self) -> tuple[Effect, ...]:
         return (NamedSync(self.barrier),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakeTurn(Stmt):
+    """Wait until the instance with the tile before ``work`` has passed the turn on. The
+    CTA's ``first`` tile has none before it."""
+
+    barrier: NamedBarrier
+    work: Var
+    first: Expr
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (TurnWait(self.barrier),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassTurn(Stmt):
+    """Let the instance with the tile after ``work`` go on, if there is one."""
+
+    barrier: NamedBarrier
+    work: Var
+    step: Expr
+    limit: Expr
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (TurnPass(self.barrier),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,9 +252,12 @@ class ZeroPadding(Stmt):
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineStates(Stmt):
-    """Start this role's stage counters of ``pipelines`` at the first stage."""
+    """Start this role's stage counters of ``pipelines`` at the first stage, or those of
+    a role of several instances at the first stage of each one's first tile, which is
+    ``tile_stages`` behind that of the instance before it."""
 
     pipelines: tuple[Pipeline, ...]
+    tile_stages: Expr | None = None
 
     def effects(self) -> tuple[Effect, ...]:
         return ()

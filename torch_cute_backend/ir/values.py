@@ -71,6 +71,10 @@ class Role:
     ``leader``: only the leader CTA of a pair that shares its MMAs has the role.
     ``idle_warps``: warps behind the role's that do nothing but take part in its
     ``setmaxnreg``, which a whole warpgroup executes.
+
+    ``instances``: as many groups of ``warps`` warps, one behind the other, have the
+    role. The tiles of its loop are dealt to them in turn; within one tile, everything
+    said of the role is said of one instance.
     """
 
     name: str
@@ -79,9 +83,15 @@ class Role:
     registers: int | None = None
     leader: bool = False
     idle_warps: int = 0
+    instances: int = 1
+
+    @property
+    def all_warps(self) -> int:
+        return self.warps * self.instances
 
     @property
     def threads(self) -> int:
+        """Of one instance."""
         return self.warps * WARP_THREADS
 
     def __str__(self) -> str:
@@ -90,13 +100,15 @@ class Role:
 
 @dataclass(frozen=True)
 class Buffer:
-    """A tensor in one memory space, with ``stages`` copies for pipelining."""
+    """A tensor in one memory space, with ``stages`` copies for pipelining.
+    ``per_instance``: each instance of a role has stages of its own."""
 
     name: str
     space: Space
     dtype: str
     shape: tuple[int, ...] = ()
     stages: int = 1
+    per_instance: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -129,12 +141,14 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class NamedBarrier:
-    """Hardware barrier ``id`` (1-15; 0 is the CTA barrier) among ``roles``' threads."""
+    """Hardware barrier ``id`` (1-15; 0 is the CTA barrier) among ``roles``' threads.
+    ``instances``: so many of them, with consecutive ids, one for each of a role's."""
 
     name: str
     id: int
     threads: int
     roles: tuple[str, ...]
+    instances: int = 1
 
     def __str__(self) -> str:
         return self.name

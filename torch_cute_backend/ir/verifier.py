@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from torch_cute_backend.errors import VerifyError
 from torch_cute_backend.ir import verify_forms as forms
+from torch_cute_backend.ir import verify_instances
 from torch_cute_backend.ir import verify_pipelines as pipelines
 from torch_cute_backend.ir import verify_structure as structure
 from torch_cute_backend.ir.program import Program
@@ -48,6 +49,7 @@ RULES: tuple[Rule, ...] = (
     Rule("own_schedulers", forms.own_schedulers),
     Rule("kept_contract", forms.kept_contract, final=True),
     Rule("register_counts", forms.register_counts),
+    Rule("instances", verify_instances.instances),
     Rule("ordering", forms.ordering),
 )
 

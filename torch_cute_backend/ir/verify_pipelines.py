@@ -14,9 +14,19 @@ from torch_cute_backend.ir.dataflow import (
     ProducerAcquire,
     ProducerCommit,
     ProducerTail,
+    SkipStages,
     TmaLoad,
 )
-from torch_cute_backend.ir.effects import Drain, Issue, NamedSync, Queue, Read, Write
+from torch_cute_backend.ir.effects import (
+    Drain,
+    Issue,
+    NamedSync,
+    Queue,
+    Read,
+    TurnPass,
+    TurnWait,
+    Write,
+)
 from torch_cute_backend.ir.ops import Body, Stmt, walk
 from torch_cute_backend.ir.participants import mismatches, stage_bytes
 from torch_cute_backend.ir.pipelines import imbalance
@@ -31,7 +41,7 @@ from torch_cute_backend.ir.verify_structure import Messages, runs
 T = TypeVar("T", TmemAlloc, TmemFree)
 
 _PRODUCER = (ProducerAcquire, ProducerCommit, ProducerTail, TmaLoad)
-_CONSUMER = (ConsumerWait, ConsumerRelease, MmaDrain)
+_CONSUMER = (ConsumerWait, ConsumerRelease, MmaDrain, SkipStages)
 _OPENS = (ProducerAcquire, ConsumerWait)
 _CLOSES = (ProducerCommit, ConsumerRelease)
 _TMA_KINDS = (PipelineKind.TMA_WGMMA, PipelineKind.TMA_UMMA)
@@ -106,14 +116,15 @@ def tx_bytes(program: Program) -> Messages:
 
 def named_barriers(program: Program) -> Messages:
     """Ids 1 to 15, each once; run by the roles it names."""
-    for identity, count in Counter(b.id for b in program.barriers).items():
+    ids = (b.id + i for b in program.barriers for i in range(b.instances))
+    for identity, count in Counter(ids).items():
         if count > 1:
             yield f"barrier id {identity} found {count} times, expected once"
         if not 1 <= identity <= 15:
             yield f"barrier id {identity} found, expected 1 to 15"
     for stmt, role in runs(program.top()):
         for effect in stmt.effects():
-            if isinstance(effect, NamedSync):
+            if isinstance(effect, (NamedSync, TurnWait, TurnPass)):
                 who = "all threads" if role is None else role.name
                 if who not in effect.barrier.roles:
                     names = ", ".join(effect.barrier.roles)
@@ -207,7 +218,7 @@ class _Bracket:
         return held
 
     def _expect(self, stmt: Stmt, held: bool) -> Messages:
-        free = (ProducerTail, MmaDrain)
+        free = (ProducerTail, MmaDrain, SkipStages)
         wants = not isinstance(stmt, (*_OPENS, *free))
         if held != wants:
             found, expected = _state(held), _state(wants)

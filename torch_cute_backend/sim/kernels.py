@@ -57,7 +57,7 @@ def role_of_warp(build: KernelBuild) -> dict[int, str]:
     return {
         warp: role.name
         for role in build.after.roles
-        for warp in range(role.first_warp, role.first_warp + role.warps)
+        for warp in range(role.first_warp, role.first_warp + role.all_warps)
     }
 
 

@@ -20,6 +20,8 @@ from torch_cute_backend.schedule import GemmSchedule
 OFFSETS = Buffer("offsets", Space.GMEM, "int32")
 """Where each group of a ragged dimension ends."""
 EPILOGUE_BARRIER_ID = 1
+TURN_BARRIER_ID = 3
+"""Each of the two instances of a role has a barrier of either kind."""
 MMA_M = sm90.MMA_M
 """Rows of one wgmma."""
 WARPS_PER_WARPGROUP = 4
@@ -63,6 +65,7 @@ class DenseResources:
     staging: Buffer | None
     ab: Pipeline
     epi_barrier: NamedBarrier
+    turn_barrier: NamedBarrier | None = None
     acc_pipe: Pipeline | None = None
     promote: Buffer | None = None
     alternate: Buffer | None = None
@@ -89,7 +92,8 @@ class DenseResources:
 
     @property
     def barriers(self) -> tuple[NamedBarrier, ...]:
-        return (self.epi_barrier,)
+        turns = () if self.turn_barrier is None else (self.turn_barrier,)
+        return (self.epi_barrier, *turns)
 
     @property
     def shared(self) -> tuple[Buffer, ...]:
@@ -144,8 +148,10 @@ def _shared(
     b = Buffer("sB", Space.SMEM, problem.b_dtype.name, (b_rows, s.tile_k), s.ab_stages)
     if s.store == "direct":
         return a, b, None
+    subtile = (s.tile_m, s.epi_n)
     out = problem.out_dtype.name
-    return a, b, Buffer("sD", Space.SMEM, out, (s.tile_m, s.epi_n), s.epi_stages)
+    staging = Buffer("sD", Space.SMEM, out, subtile, s.epi_stages, s.pingpong)
+    return a, b, staging
 
 
 def _stage_bytes(problem: GemmProblem, s: GemmSchedule) -> int:
@@ -179,12 +185,13 @@ def _registers_out(problem: GemmProblem, s: GemmSchedule) -> tuple[Buffer, ...]:
 def resources_sm90(problem: GemmProblem, s: GemmSchedule) -> DenseResources:
     """One TMA warp after the math warps, so that those start at warp 0 (a warpgroup
     starts at a multiple of four)."""
-    math_warps = WARPS_PER_WARPGROUP * s.math_warpgroups
+    math_warps = WARPS_PER_WARPGROUP * s.tile_warpgroups
+    instances = 2 if s.pingpong else 1
     moved = sm90.MOVED_REGISTERS if s.registers == "moved" else {}
-    math = Role("math", 0, math_warps, registers=moved.get("math"))
+    math = Role("math", 0, math_warps, registers=moved.get("math"), instances=instances)
     load = Role(
         "load",
-        math_warps,
+        math.all_warps,
         1,
         registers=moved.get("load"),
         idle_warps=WARPS_PER_WARPGROUP - 1 if moved else 0,
@@ -244,8 +251,9 @@ def resources_sm90(problem: GemmProblem, s: GemmSchedule) -> DenseResources:
         staging=staging,
         ab=ab,
         epi_barrier=NamedBarrier(
-            "epi_barrier", EPILOGUE_BARRIER_ID, math.threads, (math.name,)
+            "epi_barrier", EPILOGUE_BARRIER_ID, math.threads, (math.name,), instances
         ),
+        turn_barrier=_turn_barrier(math),
         promote=promote,
         alternate=alternate,
         padding=padding if padded else None,
@@ -254,6 +262,16 @@ def resources_sm90(problem: GemmProblem, s: GemmSchedule) -> DenseResources:
         release_lag=0 if exact and not overlap else 1,
         more=more,
         walk_end=_walk_end(s),
+    )
+
+
+def _turn_barrier(role: Role) -> NamedBarrier | None:
+    """One instance waits while another arrives."""
+    if role.instances == 1:
+        return None
+    both = 2 * role.threads
+    return NamedBarrier(
+        "turn_barrier", TURN_BARRIER_ID, both, (role.name,), role.instances
     )
 
 

@@ -15,6 +15,7 @@ from torch_cute_backend.ir.dataflow import (
     ProducerAcquire,
     ProducerCommit,
     ProducerTail,
+    SkipStages,
     TmaLoad,
     TmaStoreWait,
     TmemLoad,
@@ -31,9 +32,11 @@ from torch_cute_backend.ir.sync import (
     PartitionEpilogue,
     PartitionMma,
     PartitionTma,
+    PassTurn,
     PipelineStates,
     PrefetchDescriptors,
     SetRegisters,
+    TakeTurn,
     TmemAlloc,
     TmemFree,
     ZeroPadding,
@@ -41,6 +44,7 @@ from torch_cute_backend.ir.sync import (
 from torch_cute_backend.ir.values import L2Policy, Role
 from torch_cute_backend.problem import GemmProblem
 from torch_cute_backend.schedule import GemmSchedule
+from torch_cute_backend.schedulers import SCHEDULERS, TileScheduler
 from torch_cute_backend.templates.epilogue import (
     epilogue_statements,
     prefetched_inputs,
@@ -65,7 +69,9 @@ def prologue(res: DenseResources, schedule: GemmSchedule) -> Body:
         PipelineStates(role=load, pipelines=(res.ab,)),
         _partition_mma(res),
         PipelineStates(
-            role=mma, pipelines=(res.ab,) if res.acc_pipe is None else res.pipelines
+            role=mma,
+            pipelines=(res.ab,) if res.acc_pipe is None else res.pipelines,
+            tile_stages=Param("k_tiles") if mma.instances > 1 else None,
         ),
     ]
     if res.acc_pipe is not None:
@@ -128,7 +134,8 @@ def tile_statements(
     # The same warps compute the mainloop and the epilogue, or others do: either way
     # the inputs are requested before the accumulator is ready.
     one_role = res.mma == res.epilogue
-    mma = _mma(res, tile)
+    order = SCHEDULERS[schedule.scheduler]
+    mma = _in_turn(_mma(res, tile), res, order, tile)
     return (
         *_load(res, schedule, tile),
         *((*inputs, *mma) if one_role else (*mma, *inputs)),
@@ -230,6 +237,25 @@ def _mma(res: DenseResources, tile: WorkTile) -> Body:
         mainloop,
         ProducerCommit(role=role, pipeline=res.acc_pipe),
     )
+
+
+def _in_turn(
+    mma: Body, res: DenseResources, order: TileScheduler, tile: WorkTile
+) -> Body:
+    """Instances of the MMA's role wait for their stages one after the other. The next
+    one's wgmmas follow as soon as this one's are issued."""
+    role, barrier = res.mma, res.turn_barrier
+    if barrier is None:
+        return mma
+    *mainloop, drain = mma
+    take = TakeTurn(role=role, barrier=barrier, work=TILE, first=order.first())
+    give = PassTurn(
+        role=role, barrier=barrier, work=TILE, step=order.step(), limit=order.limit()
+    )
+    skip = SkipStages(
+        role=role, pipeline=res.ab, count=tile.k_tiles, others=role.instances - 1
+    )
+    return (take, *mainloop, give, drain, skip)
 
 
 def _epilogue(
