@@ -145,7 +145,7 @@ def capture() -> Iterator[dict[str, Any]]:
     for case in CASES:
         build = case.build()
         for run in runs(build)[:2]:
-            operands = gemm_case.make(build, *run.sizes)
+            operands = gemm_case.make(build, *run.sizes, num_ctas=run.num_ctas)
             (one,) = launch_source.capture_source(
                 build.source, operands.tensors, run.num_ctas
             )

@@ -33,6 +33,7 @@ from torch_cute_backend.sim import gemm_case
 from torch_cute_backend.sim.child import SimChild
 
 COMMITTED = sim_vs_gpu.RESULTS / "sim_vs_gpu.sim.jsonl"
+MEASURED = sim_vs_gpu.RESULTS / "sim_vs_gpu.gpu.jsonl"
 AGAIN = ("tensorwise_bias", "bf16_mn", "m32_kept_direct", "cluster_1x2")
 
 
@@ -129,6 +130,14 @@ class TestCommitted(TestCase):
             self.assertTrue(row["exact"] or row["worst"] < 1e-6, row["case"])
             self.assertEqual(row["findings"], 0, row["case"])
             self.assertTrue(row["tiles_written_once"], row["case"])
+
+    def test_the_gpu_agreed(self):
+        """Both committed halves are of the same kernels, data and bytes."""
+        measured = sim_vs_gpu.read(MEASURED)
+        verdict = sim_vs_gpu.compare(sim_vs_gpu.read(COMMITTED), measured)
+        self.assertEqual(verdict["different"], [])
+        self.assertGreaterEqual(verdict["kernels_identical"], 25)
+        self.assertEqual({row["on"] for row in measured}, {"NVIDIA H200"})
 
     def test_simulating_again_gives_the_same_bytes(self):
         """Exact results do not depend on the kernel, so they outlive its text."""
