@@ -7,6 +7,7 @@ import io
 import re
 import tempfile
 import unittest
+import unittest.mock
 from pathlib import Path
 
 import torch
@@ -19,8 +20,8 @@ from torch.testing._internal.common_utils import (
 )
 
 from torch_cute_backend import config
+from torch_cute_backend.cli import demo_sim, mlp
 from torch_cute_backend.cli import main as cli
-from torch_cute_backend.cli import mlp
 
 
 class TestModel(TestCase):
@@ -78,22 +79,51 @@ class TestModel(TestCase):
 
 @unittest.skipIf(torch.cuda.is_available(), "what the demo does without a GPU")
 class TestWithoutGpu(TestCase):
-    def test_compiles_for_both_archs(self):
+    def run_demo(self):
+        """Exit code and text, with widths that simulate in a second."""
         out = io.StringIO()
         with (
             tempfile.TemporaryDirectory() as folder,
             config.patch(cache_dir=Path(folder) / "cache"),
+            unittest.mock.patch.object(demo_sim, "CUT", 20),
             contextlib.redirect_stdout(out),
         ):
-            self.assertEqual(cli.main(["demo"]), 0)
-        text = out.getvalue()
+            return cli.main(["demo"]), out.getvalue()
+
+    def test_simulates_and_compiles_for_both_archs(self):
+        code, text = self.run_demo()
+        self.assertEqual(code, 0, text)
         self.assertTrue(text.startswith("No GPU here"))
+        self.assertIn("No time printed here says anything about a GPU", text)
         for arch in ("sm_90a", "sm_100a"):
+            self.assertIn(f'backend="cute_sim"), simulated {arch}:', text)
             for layer in ("up", "down"):
                 self.assertIn(f"{layer} projection, {arch}: scaled_mm M=64", text)
-        self.assertEqual(text.count("shared loop:  omitted"), 4)
+        self.assertEqual(text.count("projection right: worst element at"), 4)
+        self.assertEqual(text.count("findings: none; every element written once"), 4)
+        self.assertEqual(text.count(", 1 launch(es)"), 4)
+        self.assertEqual(text.count("shared loop:  omitted"), 8)
+        self.assertEqual(text.count("epilogue:     10 nodes, 1 output(s)"), 2)
         self.assertEqual(text.count("spills 0 B stored, 0 B loaded"), 4)
         self.assertEqual(len(re.findall(r"\d+ registers, \d+ B shared", text)), 4)
+
+    def test_right_numbers_from_other_kernels_are_a_failure(self):
+        def eager(block, **_):
+            def outputs(x):
+                hidden = F.silu(block.up.reference(*mlp.quantize_rows(x)))
+                q, scale = mlp.quantize_rows(hidden)
+                return block.down.reference(q, scale).to(torch.bfloat16), q, scale
+
+            return outputs
+
+        with (
+            unittest.mock.patch.object(torch, "compile", eager),
+            unittest.mock.patch.object(demo_sim, "_compile_layer"),
+        ):
+            code, text = self.run_demo()
+        self.assertEqual(text.count("projection right: worst element at"), 4)
+        self.assertEqual(text.count("not every GEMM ran on the simulated GPU"), 2)
+        self.assertEqual(code, 1)
 
 
 instantiate_parametrized_tests(TestModel)

@@ -1,7 +1,6 @@
 """``demo``: an FP8 MLP block through ``torch.compile``, checked and timed.
 
-Without a GPU the same kernels are compiled to cubins for both archs instead, and what
-was decided about them is printed.
+Without a GPU the same happens on a simulated one, see :mod:`demo_sim`.
 """
 
 from __future__ import annotations
@@ -10,29 +9,24 @@ import argparse
 import functools
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import torch
 
 from torch_cute_backend import config, enable
 from torch_cute_backend.arch import ARCHS, ArchSpec
 from torch_cute_backend.build import KernelBuild
-from torch_cute_backend.cli.explain_cmd import describe_schedule, omission_lines
+from torch_cute_backend.cli import demo_sim
+from torch_cute_backend.cli.demo_gemms import kernels_of, loaded_gemms, refusals
+from torch_cute_backend.cli.explain_cmd import omission_lines
 from torch_cute_backend.cli.mlp import HIDDEN, INTERMEDIATE, Fp8Mlp
-from torch_cute_backend.cli.problem import SCALE_KINDS, plan_problem, require_build
-from torch_cute_backend.dtypes import BFLOAT16, E4M3
-from torch_cute_backend.epilogue.graph import EpilogueGraph
-from torch_cute_backend.problem import GemmProblem
+from torch_cute_backend.cli.problem import plan_problem
 from torch_cute_backend.runtime import device, launch, validated
 
 _TIMED_CALLS = 50
 _QUEUE_CYCLES = 20_000_000
 """GPU cycles to spin while the host enqueues the timed calls (about 10 ms)."""
-_LAYERS = {"up": (INTERMEDIATE, HIDDEN), "down": (HIDDEN, INTERMEDIATE)}
-"""(N, K) of each GEMM."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,38 +36,10 @@ def run(args: argparse.Namespace) -> int:
         return _on_gpu(args.m, args.mode, arch)
     if torch.cuda.is_available():
         name, needed = torch.cuda.get_device_name(), ", ".join(ARCHS)
-        print(f"{name} is not one of {needed}: compiling for those, running nothing.")
+        print(f"{name} is not one of {needed}.")
     else:
-        print("No GPU here: compiling the demo's kernels to cubins, running nothing.")
-    for target in reversed(ARCHS.values()):
-        for layer in _LAYERS:
-            _compile_layer(layer, args.m, target)
-    return 0
-
-
-def layer_problem(layer: str, m: int) -> GemmProblem:
-    """A layer's GEMM: e4m3, rowwise scales, bf16 out."""
-    n, k = _LAYERS[layer]
-    epilogue = EpilogueGraph.linear(BFLOAT16, *SCALE_KINDS["rowwise"])
-    return GemmProblem(
-        "scaled_mm", m, n, k, E4M3, E4M3, scaling="rowwise", epilogue=epilogue
-    )
-
-
-def _compile_layer(layer: str, m: int, arch: ArchSpec) -> None:
-    from torch_cute_backend.runtime.pool import shared_pool
-
-    planned = plan_problem(layer_problem(layer, m), arch)
-    built = require_build(planned)
-    start = time.monotonic()
-    entry = shared_pool().submit(built.source).result()
-    seconds = time.monotonic() - start
-    print(f"\n{layer} projection, {arch.name}: {built.problem.describe()}")
-    print(f"schedule:     {describe_schedule(planned)}")
-    print("\n".join(omission_lines(built.omission)))
-    print(f"kernel:       {built.source.name}, ready in {seconds:.1f} s")
-    print(f"resources:    {entry.resources.describe()}")
-    print(f"hardware:     {validated.describe(_kernel_class(built))}")
+        print("No GPU here.")
+    return demo_sim.run(args.m)
 
 
 def _kernel_class(built: KernelBuild) -> validated.KernelClass:
@@ -91,7 +57,7 @@ def _on_gpu(m: int, mode: str, arch: ArchSpec) -> int:
     generator = torch.Generator(place).manual_seed(1)
     x = torch.randn(m, HIDDEN, device=place, dtype=torch.bfloat16, generator=generator)
     print(f"FP8 MLP block, {m} tokens, {HIDDEN} -> {INTERMEDIATE} -> {HIDDEN}")
-    with torch.no_grad(), _loaded_gemms() as gemms:
+    with torch.no_grad(), loaded_gemms() as gemms:
         compiled = torch.compile(block, mode=mode)
         start = time.monotonic()
         first = [tensor.clone() for tensor in compiled(x)]
@@ -103,22 +69,6 @@ def _on_gpu(m: int, mode: str, arch: ArchSpec) -> int:
         ours = _report_kernels(gemms)
         _report_times(block, compiled, x)
     return 0 if right and ours else 1
-
-
-@contextmanager
-def _loaded_gemms() -> Iterator[list[Any]]:
-    """Collects the GEMMs that generated wrappers load from us."""
-    from torch_cute_backend.inductor import served
-
-    gemms: list[Any] = []
-    load = served.load_gemm
-
-    def recording(text: str, device_index: int) -> Any:
-        gemms.append(load(text, device_index))
-        return gemms[-1]
-
-    with mock.patch.object(served, "load_gemm", recording):
-        yield gemms
 
 
 def _report_error(
@@ -142,16 +92,11 @@ def _report_error(
 
 def _report_kernels(gemms: list[Any]) -> bool:
     """Which kernels of ours were loaded for which GEMM, and how often they ran."""
-    from torch_cute_backend.inductor import reasons
-    from torch_cute_backend.inductor.served import rebuild
-
     counts = launch.launches()
-    for gemm in gemms:
-        for variant in gemm.spec.variants:
-            built = rebuild(gemm.spec, variant)
-            _report_kernel(built, counts.get(built.source.name, 0))
-    for refusal in reasons.recorded():
-        print(f"\nno kernel for {refusal.op} ({refusal.step}): {refusal.reason}")
+    for built in kernels_of(gemms):
+        _report_kernel(built, counts.get(built.source.name, 0))
+    for line in refusals():
+        print(f"\n{line}")
     total = sum(counts.values())
     if not total:
         print("\nno kernel of ours ran: Inductor chose ATen or Triton everywhere")

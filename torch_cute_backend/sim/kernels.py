@@ -2,7 +2,7 @@
 
 In: a build. Out: a function of CPU tensors and the CTA count that runs the kernel in
 the process's simulator child, writes the outputs, and raises if anything was found.
-Its calls are counted in ``runtime.launch.launches()``.
+Its calls are counted in ``runtime.launch.launches()`` as well.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _lock = threading.Lock()
 _children: dict[int, SimChild] = {}
+_launches: Counter[str] = Counter()
 _reports: dict[str, SimReport] = {}
 
 
@@ -45,9 +47,11 @@ def load_kernel(build: KernelBuild) -> Callable[..., Any]:
         tensors = [_aligned(t, a) for t, a in zip(given, source.args, strict=True)]
         with _lock:
             report = _child().simulate(source, tensors, num_ctas=num_ctas, roles=roles)
-            _reports[source.sha256] = report
         if not report.clean:
             raise SimError(f"{source.name} is not clean: {report.summary()}")
+        with _lock:
+            _launches[source.sha256] += 1
+            _reports[source.sha256] = report
 
     return launch.counted(run, source.name)
 
@@ -61,9 +65,14 @@ def role_of_warp(build: KernelBuild) -> dict[int, str]:
     }
 
 
+def launches() -> dict[str, int]:
+    """Clean launches in this process by sha256 of the kernel's source."""
+    with _lock:
+        return dict(_launches)
+
+
 def last_reports() -> dict[str, SimReport]:
-    """What the last launch of each kernel in this process reported, by its source's
-    sha256."""
+    """The report of each kernel's last clean launch, by the same key."""
     with _lock:
         return dict(_reports)
 
