@@ -21,6 +21,7 @@ from torch.testing._internal.common_utils import (
 
 from torch_cute_backend import config
 from torch_cute_backend.cli import main as cli
+from torch_cute_backend.cli.problem import problem_from
 from torch_cute_backend.runtime import toolchain
 from torch_cute_backend.runtime.cache import KernelCache
 from torch_cute_backend.runtime.pool import child_environ
@@ -53,6 +54,10 @@ MISTAKES = {
     "schedule_list": ["explain", *GEMM, "--schedule", "[1]"],
     "schedule_field": ["explain", *GEMM, "--schedule", '{"speed": 9}'],
     "no_kernel": ["compile", "mm", "--m", "64", "--n", "33", "--k", "33"],
+    "bf16_scaled_mm": ["compile", *GEMM, "--dtype", "bf16"],
+    "fp8_mm": ["compile", *SMALL, "--dtype", "fp8"],
+    "negative_size": ["explain", "mm", "--m", "-4", "--n", "64", "--k", "64"],
+    "demo_mode": ["demo", "--mode", "reduce-overhead"],
     "unwritable": ["compile", *GEMM, "--emit", "source", "-o", "/no/such/folder/x"],
 }
 
@@ -92,7 +97,7 @@ class TestMistakes(CliTestCase):
 
     def test_malformed_variable(self):
         environ = {**child_environ(), "TORCH_CUTE_BACKEND_COMPILE_WORKERS": "many"}
-        command = [sys.executable, "-W", "ignore", "-m", "torch_cute_backend", "cache"]
+        command = [sys.executable, "-m", "torch_cute_backend", "cache"]
         done = subprocess.run(command, env=environ, capture_output=True, text=True)
         self.assertEqual(done.returncode, 2)
         self.assertRegex(done.stderr, r"\Atorch-cute: error: TORCH_CUTE_[^\n]+\n\Z")
@@ -188,7 +193,18 @@ class TestExplain(CliTestCase):
         after = self.succeed(*argv, "--print-ir", "after")
         self.assertIn("\nloop:\n", before)
         self.assertNotIn("\nloop:\n", after)
-        self.assertIn("@cute.kernel", self.succeed(*argv, "--source"))
+        source = self.succeed(*argv, "--source")
+        self.assertIn("@cute.kernel", source)
+        report = self.explain(*argv[1:], "--print-ir", "before", "--source")
+        self.assertEqual(set(report), EXPLAIN_KEYS | {"ir", "source"})
+        self.assertIn(report["ir"], before)
+        self.assertIn(report["source"], source)
+
+    @parametrize("out,bias", [("fp8", "bfloat16"), ("fp16", "float16")])
+    def test_bias_dtype_is_the_outputs_unless_that_is_fp8(self, out, bias):
+        argv = ["explain", *GEMM, "--bias", "--out-dtype", out]
+        problem = problem_from(cli.build_parser().parse_args(argv))
+        self.assertEqual(problem.epilogue.inputs[-1].dtype.name, bias)
 
 
 class TestCompile(CliTestCase):
@@ -234,8 +250,22 @@ class TestCache(CliTestCase):
         KernelCache().store(fake_compiled())
         (self.folder / "cache").chmod(0o777)
         code, _, err = self.run_cli("cache", "list")
-        self.assertEqual(code, 1)
-        self.assertRegex(err, r"\Atorch-cute: failed: cache folder [^\n]+0700\n\Z")
+        self.assertEqual(code, 2)
+        self.assertRegex(err, r"\Atorch-cute: error: cache folder [^\n]+0700\n\Z")
+
+    @parametrize("command", ["compile", "explain", "doctor", "cache"])
+    def test_folder_that_cannot_be_made(self, command):
+        (self.folder / "cache").write_text("a file")
+        arguments = SMALL if command in ("compile", "explain") else []
+        code, out, err = self.run_cli(command, *arguments)
+        if command == "compile":
+            self.assertEqual((code, out), (2, ""))
+            self.assertRegex(err, r"\Atorch-cute: error: cannot make cache [^\n]+\n\Z")
+        else:
+            # These work without; two of them say that others will not.
+            self.assertEqual((code, err), (0, ""))
+            said = {"explain": "not offered:  cannot", "doctor": "OFF cache"}
+            self.assertIn(said.get(command, "0 entries"), out)
 
 
 class TestDoctor(CliTestCase):
@@ -264,7 +294,7 @@ class TestDoctor(CliTestCase):
             mock.patch.object(toolchain, "linker", return_value=None),
         ):
             text = self.succeed("doctor")
-        self.assertRegex(text, r"OFF CuTe DSL +nvidia-cutlass-dsl 5.0 is not >=")
+        self.assertRegex(text, r"OFF CuTe DSL +nvidia-cutlass-dsl is 5.0; this package")
         self.assertRegex(text, r"OFF plugin +TORCH_CUTE_BACKEND_ENABLED=0")
         self.assertRegex(text, r"OFF warm start +no C compiler")
 
@@ -299,6 +329,7 @@ class TestHelp(TestCase):
 
 instantiate_parametrized_tests(TestMistakes)
 instantiate_parametrized_tests(TestExplain)
+instantiate_parametrized_tests(TestCache)
 instantiate_parametrized_tests(TestHelp)
 
 if __name__ == "__main__":

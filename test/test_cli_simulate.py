@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 from unittest import mock
 
 from torch.testing._internal.common_utils import (
@@ -17,6 +20,7 @@ from torch.testing._internal.common_utils import (
 
 from torch_cute_backend.cli import simulate_cmd
 from torch_cute_backend.cli.main import main
+from torch_cute_backend.sim import gemm_case
 from torch_cute_backend.sim.child import SimChild
 from torch_cute_backend.sim.report import Finding
 
@@ -80,6 +84,82 @@ class TestSimulate(TestCase):
         self.assertEqual((code, out), (2, ""))
         self.assertEqual(len(err.splitlines()), 1)
         self.assertIn("'fast'", err)
+
+    @parametrize("arch", ("sm_90a", "sm_100a"))
+    def test_own_ptx_in_a_file(self, arch: str) -> None:
+        """What ``compile --emit ptx`` writes runs as it is; an edit is noticed."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "kernel.ptx")
+            options = [*SMALL[1:], "--arch", arch, "--emit", "ptx", "-o", str(file)]
+            self.assertEqual(main(["compile", *options]), 0)
+            code, out, _ = call("--arch", arch, "--sms", "2", "--ptx", str(file))
+            self.assertEqual(code, 0, out)
+            text = file.read_text()
+            file.write_text(
+                re.sub(r"mul(\.rn)?\.f32(?! %f\d+, %f\d+, 0f)", "add.f32", text)
+            )
+            code, out, _ = call("--arch", arch, "--sms", "2", "--ptx", str(file))
+        self.assertEqual(code, 1)
+        self.assertIn("numbers:      WRONG", out)
+
+    @parametrize(
+        "text,words",
+        [
+            ("int main() { return 0; }", "not a PTX module"),
+            (".version 9.0\n.target sm_90a\n", "no .entry"),
+            (".version 9.0\n.target sm_80\n.entry k(.param .u64 p) {ret;}", "'sm_80'"),
+            (
+                ".version 9.0\n.target sm_90a\n.entry k(.param .u64 p) { ret;",
+                "too early",
+            ),
+        ],
+        name_fn=lambda text, words: "".join(filter(str.isalnum, words)),
+    )
+    def test_bad_ptx(self, text: str, words: str) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "kernel.ptx")
+            file.write_text(text)
+            self.refused(words, "--ptx", str(file))
+
+    def test_bad_files_and_arch(self) -> None:
+        self.refused("No such file", "--ptx", "/nonexistent.ptx")
+        self.refused("No such file", "--trace", "/nonexistent/trace.json")
+        code, _, err = call("--arch", "sm_80")
+        self.assertEqual((code, len(err.splitlines())), (2, 1), err)
+        with tempfile.NamedTemporaryFile(suffix=".ptx") as file:
+            file.write(bytes(range(128, 256)))
+            file.flush()
+            self.refused("not a PTX file", "--ptx", file.name)
+
+    def test_bad_tensors_are_bad_input(self) -> None:
+        """The command makes its own tensors; whatever is wrong with some is exit 2."""
+        made = gemm_case.make
+
+        def cut(*args, **options):
+            operands = made(*args, **options)
+            operands.tensors[1] = operands.tensors[1][:-8]
+            return operands
+
+        with mock.patch.object(gemm_case, "make", cut):
+            self.refused("size n is")
+
+    def refused(self, words: str, *args: str) -> None:
+        code, out, err = call("--arch", "sm_90a", *args)
+        self.assertEqual((code, out), (2, ""), err)
+        self.assertEqual(len(err.splitlines()), 1, err)
+        self.assertIn(words, err)
+
+    def test_progress_only_on_a_terminal(self) -> None:
+        class Terminal(io.StringIO):
+            def isatty(self) -> bool:
+                return True
+
+        err = Terminal()
+        with contextlib.redirect_stderr(err), contextlib.redirect_stdout(io.StringIO()):
+            self.assertEqual(main([*SMALL, "--arch", "sm_90a", "--sms", "2"]), 0)
+        drawn = err.getvalue().split("\r")
+        self.assertRegex(drawn[-1], r"\[#{30}\] (\d+)/\1 clusters\n$")
+        self.assertNotIn("\r", call("--arch", "sm_90a", "--sms", "2")[2])
 
     def test_roles_cover_every_warp(self) -> None:
         from torch_cute_backend.arch import SM100

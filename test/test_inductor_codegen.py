@@ -6,8 +6,10 @@ Every numeric test executes the generated wrapper on the CPU with reference GEMM
 
 from __future__ import annotations
 
+import tempfile
 import unittest.mock
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -106,6 +108,12 @@ class InductorTestCase(TestCase):
     def setUp(self) -> None:
         super().setUp()
         reasons.clear()
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.cache_dir = Path(folder.name) / "cache"
+        patch = config.patch(cache_dir=self.cache_dir)
+        patch.__enter__()
+        self.addCleanup(patch.__exit__, None, None, None)
 
     def compile(
         self, fn: Callable[..., Any], tensors: Sequence[torch.Tensor], **kw: Any
@@ -697,6 +705,11 @@ class TestSwitches(InductorTestCase):
             nodes[0].layout.size[0] = size
             status = _lowered_request(OpCall("mm", {}), nodes)
         self.assertIn("unbacked symbolic sizes", str(status))
+
+    def test_no_place_for_kernels(self) -> None:
+        self.cache_dir.write_text("a file")
+        self.assertNotIn("torch_cute", self.names())
+        self.assertIn("cannot make cache folder", self.reasons())
 
     def test_unknown_gpu(self) -> None:
         self.assertNotIn("torch_cute", self.names(capability=(8, 0)))

@@ -7,25 +7,35 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import unittest.mock
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.testing._internal.common_utils import TestCase, run_tests
+from torch.testing._internal.common_utils import (
+    TestCase,
+    instantiate_parametrized_tests,
+    parametrize,
+    run_tests,
+    subtest,
+)
 
 import torch_cute_backend
 from torch_cute_backend import config
 from torch_cute_backend.inductor import install
+from torch_cute_backend.runtime import toolchain
 
 HERE = Path(__file__).parent
+_scratch = tempfile.TemporaryDirectory()
 OUR_OPS = 9
 """Entries of the lowering table that torch 2.11 has; 2.13 adds _scaled_mm_v2."""
 
 
 def _environ(**extra: str) -> dict[str, str]:
     paths = [str(HERE.parent), str(HERE)]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **extra}
+    cache = {"TORCH_CUTE_BACKEND_CACHE_DIR": str(Path(_scratch.name) / "cache")}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **cache, **extra}
 
 
 def child(how: str) -> dict[str, Any]:
@@ -134,17 +144,45 @@ class TestInstall(TestCase):
         self.assertFalse(install.installed())
         self.assertEqual(self._state()[:3], before[:3])
 
-    def test_unknown_torch_is_left_alone(self) -> None:
-        from torch_cute_backend.inductor import compat, reasons
+    @parametrize(
+        "name,value,environ,reason",
+        [
+            subtest(
+                ("TORCH_VERSIONS", ("2.9", "2.10"), {}, "is not one of 2.9 to 2.10"),
+                "torch",
+            ),
+            subtest(("dsl_version", lambda: "4.9.0", {}, "-dsl is 4.9.0"), "dsl"),
+            subtest(("dsl_version", lambda: None, {}, "not installed"), "no_dsl"),
+            subtest(
+                (
+                    "RUNTIME_LIBRARY",
+                    toolchain.RUNTIME_LIBRARY,
+                    {"TORCH_CUTE_BACKEND_COMPILE_WORKERS": "many"},
+                    "COMPILE_WORKERS='many' is not",
+                ),
+                "variable",
+            ),
+        ],
+    )
+    def test_torch_stays_stock_with_one_warning(
+        self, name: str, value: Any, environ: dict[str, str], reason: str
+    ) -> None:
+        from torch_cute_backend.inductor import reasons
 
         torch_cute_backend.disable()
         reasons.clear()
-        with unittest.mock.patch.object(compat, "NEWEST", (2, 10)):
+        with (
+            unittest.mock.patch.object(toolchain, name, value),
+            unittest.mock.patch.dict(os.environ, environ),
+            unittest.mock.patch.object(config, "_current", []),
+            self.assertLogs("torch_cute_backend", "WARNING") as logs,
+        ):
             torch_cute_backend.enable()
         self.assertFalse(install.installed())
         (refusal,) = reasons.recorded()
         self.assertEqual(refusal.step, "install")
-        self.assertIn("is not one of 2.11 to 2.14", refusal.reason)
+        self.assertIn(reason, refusal.reason)
+        self.assertEqual(len(logs.output), 1, logs.output)
 
     def test_another_plugin_scheduling_is_kept(self) -> None:
         import dataclasses
@@ -245,6 +283,8 @@ class TestBackend(TestCase):
         chosen = {"max_autotune_gemm_backends": "torch_cute", "max_autotune": False}
         self.assertEqual(self._patches(options=chosen), chosen)
 
+
+instantiate_parametrized_tests(TestInstall)
 
 if __name__ == "__main__":
     run_tests()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import multiprocessing
@@ -133,6 +134,28 @@ class TestFolder(CacheTestCase):
         self.root.write_text("a file")
         with self.assertRaisesRegex(CacheError, str(self.root)):
             self.cache.store(fake_compiled())
+        self.assertIn(str(self.root), str(self.cache.usable()))
+
+    @parametrize("call", ["is_dir", "stat", "mkdir", "rename"])
+    def test_what_the_system_refuses_is_named(self, call):
+        if call == "stat":
+            self.cache.store(fake_compiled())
+        refusal = PermissionError(errno.EACCES, "Permission denied", "somewhere")
+        with (
+            mock.patch.object(Path, call, side_effect=refusal),
+            self.assertRaisesRegex(CacheError, "Permission denied: 'somewhere'"),
+        ):
+            if call in ("is_dir", "stat"):
+                self.cache.load(cache_key(scale_source()))
+            else:
+                self.cache.store(fake_compiled())
+
+    def test_a_file_that_the_record_does_not_list_is_not_served(self):
+        with mock.patch.object(rt_cache, "link_shared", return_value=False):
+            entry = self.cache.store(fake_compiled())
+        (entry.folder / rt_cache.SHARED).write_bytes(b"from elsewhere")
+        found = self.cache.load(entry.key)
+        self.assertIsNone(found.shared)
 
 
 class TestKey(TestCase):

@@ -8,7 +8,6 @@ torch's Inductor nor the CuTe DSL, and touches no GPU.
 from __future__ import annotations
 
 import importlib
-import warnings
 
 from torch_cute_backend import config
 from torch_cute_backend.errors import UserError
@@ -44,10 +43,10 @@ def is_available() -> bool:
 def _enable_on_import() -> None:
     try:
         wanted = config.get().enabled
-    except UserError as error:
-        # A typing error in a variable must not stop the program that imports us.
-        warnings.warn(f"torch_cute_backend stays off: {error}", stacklevel=3)
-        return
+    except UserError:
+        # A typing error in a variable must not stop the program that imports us. It is
+        # reported when Inductor is loaded, and by every command.
+        wanted = True
     if wanted:
         enable()
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_cute_backend.errors import UserError
+from torch_cute_backend.status import Status
 
 PREFIX = "TORCH_CUTE_BACKEND_"
 
@@ -118,6 +119,15 @@ def get() -> Config:
     if not _current:
         _current.append(from_environ(os.environ))
     return _current[-1]
+
+
+def readable() -> Status:
+    """Are all variables well-formed? If not, :func:`get` raises."""
+    try:
+        get()
+    except UserError as error:
+        return Status.no(str(error))
+    return Status.ok()
 
 
 @contextmanager

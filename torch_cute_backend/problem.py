@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from torch_cute_backend.dtypes import BFLOAT16, DType
-from torch_cute_backend.epilogue.graph import EpilogueGraph
+from torch_cute_backend.epilogue.graph import EpilogueGraph, InputKind
 from torch_cute_backend.status import Status
 
 
@@ -179,32 +179,48 @@ class GemmProblem:
                     f"{contiguous_b} are not multiples of {sixteen}",
                 ),
             )
+            & self._check_op()
             & self._check_groups()
             & self.epilogue.validate()
         )
 
+    def _check_op(self) -> Status:
+        """Are dtype and scaling those that torch has the op for?"""
+        scaled = self.op in SCALED_OPS
+        if self.op not in OPS or self.scaling not in SCALINGS:
+            return Status.ok()
+        return Status.check(
+            (scaled == self.a_dtype.is_fp8, f"{self.op} of {self.a_dtype}"),
+            (
+                scaled == (self.scaling != "none"),
+                f"{self.op} with scaling {self.scaling}",
+            ),
+        )
+
     def _check_groups(self) -> Status:
-        """Do op, grouping, scaling and dtypes belong together?"""
+        """Do op, grouping and scaling belong together?"""
         if not self.is_grouped:
             return Status.check(
                 (self.op not in GROUPED_OPS, f"{self.op} without a grouping"),
                 (self.groups == 1, f"{self.groups} groups without a grouping"),
             )
-        fp8, scaled = self.a_dtype.is_fp8, self.op == "scaled_grouped_mm"
         return Status.check(
             (
                 self.op in GROUPED_OPS or self.op not in OPS,
                 f"{self.op} cannot be grouped along {self.grouping.value}",
             ),
             (self.groups > 0, f"{self.groups} groups"),
-            (scaled == fp8, f"{self.op} of {self.a_dtype}"),
-            (
-                self.scaling == ("rowwise" if scaled else "none"),
-                f"{self.op} with scaling {self.scaling}",
-            ),
+            (self.scaling != "tensorwise", f"{self.op} with scaling {self.scaling}"),
         )
 
 
 GROUPED_OPS = ("grouped_mm", "scaled_grouped_mm")
 OPS = ("mm", "addmm", "scaled_mm", *GROUPED_OPS)
-SCALINGS = ("none", "tensorwise", "rowwise")
+SCALED_OPS = ("scaled_mm", "scaled_grouped_mm")
+SCALE_INPUTS: dict[str, tuple[InputKind | None, InputKind | None]] = {
+    "none": (None, None),
+    "tensorwise": (InputKind.SCALAR, InputKind.SCALAR),
+    "rowwise": (InputKind.ROW, InputKind.COL),
+}
+"""Kinds of the epilogue inputs that hold the scales of A and B, by scaling."""
+SCALINGS = tuple(SCALE_INPUTS)

@@ -10,9 +10,15 @@ from dataclasses import dataclass, replace
 import torch
 
 from torch_cute_backend.dtypes import BFLOAT16, E4M3, FLOAT16, DType
-from torch_cute_backend.epilogue.graph import EpilogueGraph, InputKind
+from torch_cute_backend.epilogue.graph import EpilogueGraph
 from torch_cute_backend.errors import UserError
-from torch_cute_backend.problem import Accum, GemmProblem, Grouping, Major
+from torch_cute_backend.problem import (
+    SCALE_INPUTS,
+    Accum,
+    GemmProblem,
+    Grouping,
+    Major,
+)
 
 Shape = tuple[int, int, int]
 """(M, N, K)"""
@@ -63,10 +69,6 @@ has groups along K of operands whose K is not contiguous, as a backward pass has
 _GROUPED_NAME = re.compile(r"(?P<base>.+)-g(?P<groups>[1-9]\d*)(?P<skewed>-skewed)?")
 SWEEP_GROUPS = 5
 """Groups of exact products, where how many there are matters little."""
-_SCALES = {
-    "rowwise": (InputKind.ROW, InputKind.COL),
-    "tensorwise": (InputKind.SCALAR, InputKind.SCALAR),
-}
 
 _DECODE_M = (1, 2, 8, 16, 32, 64)
 _DECODE_KN = (
@@ -274,7 +276,7 @@ def problem_of(kind: str, shape: Shape, accum: Accum = Accum.FAST) -> GemmProble
         b_major=spec.b_major,
         scaling=spec.scaling,
         accum=accum if fp8 else Accum.FAST,
-        epilogue=EpilogueGraph.linear(out, *_SCALES.get(spec.scaling, ())),
+        epilogue=EpilogueGraph.linear(out, *SCALE_INPUTS[spec.scaling]),
         out_aligned=n * out.bytes % 16 == 0,
         grouping=spec.grouping,
         groups=spec.groups,

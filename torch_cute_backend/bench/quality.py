@@ -31,29 +31,40 @@ def arch_of(gpu: str) -> ArchSpec | None:
 def of_candidates(rows: Iterable[dict[str, Any]]) -> list[float]:
     """One ratio a shape, at least 1; infinite where no candidate was measured.
 
-    Times are of a search's first pass, in which all schedules took turns.
+    Times are of a search's second pass where a schedule has one: the best of many that
+    were timed briefly is partly luck.
     """
-    found: dict[tuple[str, Shape], dict[GemmSchedule, float]] = {}
+    brief: dict[Place, Times] = {}
+    final: dict[Place, Times] = {}
+    passes = {"brief-cold": brief, "cold": final}
     for row in rows:
         if (row["suite"], row["provider"]) != (RANDOM, OURS):
             continue
-        if row.get("protocol") != "brief-cold" or not row.get("schedule"):
+        times = passes.get(row.get("protocol", ""))
+        if times is None or not row.get("schedule"):
             continue
         try:
             schedule = GemmSchedule.from_json(row["schedule"])
         except TableError:
             continue
         size = row["shape"]
-        place = (row["gpu"], (size["m"], size["n"], size["k"]))
-        found.setdefault(place, {})[schedule] = float(row["us"])
+        kind = "fp8" if row["dtype"].startswith("float8") else "bf16"
+        place = (row["gpu"], kind, (size["m"], size["n"], size["k"]))
+        times.setdefault(place, {})[schedule] = float(row["us"])
     return [
-        _loss(arch, shape, times)
-        for (gpu, shape), times in found.items()
+        _loss(arch, kind, shape, times, final.get((gpu, kind, shape), times))
+        for (gpu, kind, shape), times in brief.items()
         if (arch := arch_of(gpu)) is not None
     ]
 
 
-def _loss(arch: ArchSpec, shape: Shape, times: dict[GemmSchedule, float]) -> float:
-    choices = lookup.candidates(problem_of("fp8", shape), arch)
+Times = dict[GemmSchedule, float]
+Place = tuple[str, str, Shape]
+"""(GPU, kind, shape)"""
+
+
+def _loss(arch: ArchSpec, kind: str, shape: Shape, brief: Times, final: Times) -> float:
+    times = brief | final
+    choices = lookup.candidates(problem_of(kind, shape), arch)
     tried = [times[c.schedule] for c in choices if c.schedule in times]
-    return min(tried, default=math.inf) / min(times.values())
+    return min(tried, default=math.inf) / min(final.values())

@@ -14,11 +14,10 @@ from typing import Any
 from torch_cute_backend import config
 from torch_cute_backend.arch import ARCHS
 from torch_cute_backend.arch.spec import ArchSpec
-from torch_cute_backend.cli.problem import SCALE_KINDS
 from torch_cute_backend.dtypes import BFLOAT16, E4M3, FLOAT16
 from torch_cute_backend.epilogue.graph import EpilogueGraph
 from torch_cute_backend.errors import CacheError
-from torch_cute_backend.problem import GemmProblem
+from torch_cute_backend.problem import SCALE_INPUTS, GemmProblem
 from torch_cute_backend.runtime import toolchain, validated
 from torch_cute_backend.runtime.cache import KernelCache
 from torch_cute_backend.status import Status
@@ -123,21 +122,11 @@ def environment_checks() -> list[tuple[str, Status, str]]:
     Returns:
         (what, whether it is as it should be, what is said if it is).
     """
-    dsl = toolchain.dsl_version()
-    low, high = toolchain.DSL_VERSIONS
     return [
         ("torch", toolchain.torch_supported(_version("torch")), "supported"),
-        (
-            "CuTe DSL",
-            Status.check(
-                (
-                    toolchain.dsl_supported(dsl),
-                    f"nvidia-cutlass-dsl {dsl} is not >={low},<{high}",
-                ),
-            ),
-            "supported",
-        ),
+        ("CuTe DSL", toolchain.dsl_status(), "supported"),
         ("plugin", _plugin_status(), "offers kernels wherever max_autotune is on"),
+        ("cache", KernelCache().usable(), str(config.get().cache_dir)),
     ]
 
 
@@ -156,7 +145,7 @@ def _checks() -> list[tuple[str, Status, str]]:
             ),
             f"links with {toolchain.linker()}",
         ),
-        ("cache", _cache_status(), str(config.get().cache_dir)),
+        ("cached kernels", _cache_status(), "intact"),
         ("GPU", _gpu_status(), "kernels can run here"),
     ]
 
@@ -203,7 +192,7 @@ def support_matrix() -> list[dict[str, Any]]:
 def _support(op: str, scaling: str, kind: Any, arch: ArchSpec) -> dict[str, Any]:
     m, n, k = _SIZE
     bias = BFLOAT16 if op == "addmm" else None
-    epilogue = EpilogueGraph.linear(BFLOAT16, *SCALE_KINDS[scaling], bias)
+    epilogue = EpilogueGraph.linear(BFLOAT16, *SCALE_INPUTS[scaling], bias)
     problem = GemmProblem(op, m, n, k, kind, kind, scaling=scaling, epilogue=epilogue)
     choice = choose(problem, arch)
     row: dict[str, Any] = {

@@ -17,16 +17,25 @@ from torch_cute_backend.passes.remarks import Omission
 def run(args: argparse.Namespace) -> int:
     planned = plan(args)
     if args.json:
-        json.dump(to_json(planned), sys.stdout, indent=2)
+        report = {**to_json(planned), **_texts(planned, args)}
+        json.dump(report, sys.stdout, indent=2)
         print()
         return 0
     print(to_text(planned))
+    for text in _texts(planned, args).values():
+        print("\n" + text, end="")
+    return 0
+
+
+def _texts(planned: Plan, args: argparse.Namespace) -> dict[str, str]:
+    """The program and the source, as far as they were asked for and there are any."""
+    texts: dict[str, str] = {}
     if isinstance(planned.result, KernelBuild):
         if args.print_ir:
-            print("\n" + print_program(getattr(planned.result, args.print_ir)), end="")
+            texts["ir"] = print_program(getattr(planned.result, args.print_ir))
         if args.source:
-            print("\n" + planned.result.source.text, end="")
-    return 0
+            texts["source"] = planned.result.source.text
+    return texts
 
 
 def to_json(planned: Plan) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from torch_cute_backend.arch import ARCHS
 from torch_cute_backend.cli import bench_args
-from torch_cute_backend.errors import CuteBackendError, UserError
+from torch_cute_backend.errors import CacheError, CuteBackendError, UserError
 from torch_cute_backend.problem import GROUPED_OPS, OPS, SCALINGS, Accum, Major
 from torch_cute_backend.schedulers import SCHEDULERS
 from torch_cute_backend.version import __version__
@@ -44,7 +44,12 @@ def build_parser() -> argparse.ArgumentParser:
 
     demo = commands.add_parser("demo", help="compile, run and check an FP8 MLP block")
     demo.add_argument("--m", type=_positive, default=64, help="tokens (default 64)")
-    demo.add_argument("--mode", default="max-autotune", help="mode of torch.compile")
+    demo.add_argument(
+        "--mode",
+        choices=("max-autotune", "max-autotune-no-cudagraphs"),
+        default="max-autotune",
+        help="of torch.compile",
+    )
     demo.add_argument(
         "--compete",
         action="store_true",
@@ -81,6 +86,11 @@ def build_parser() -> argparse.ArgumentParser:
         "--sms", type=_positive, help="SMs of the simulated GPU (default: the arch's)"
     )
     simulate.add_argument("--trace", metavar="FILE", help="write a Perfetto trace")
+    simulate.add_argument(
+        "--ptx",
+        metavar="FILE",
+        help="run this PTX, edited by hand, with the same launch",
+    )
     simulate.add_argument("--json", action="store_true", help="machine-readable")
 
     doctor = commands.add_parser("doctor", help="versions, GPU, what is on and why")
@@ -131,7 +141,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = build_parser().parse_args(argv)
         command = importlib.import_module(f"torch_cute_backend.cli.{args.command}_cmd")
         return int(command.run(args))
-    except UserError as error:
+    except (UserError, CacheError) as error:
+        # A damaged entry is a finding of ``cache verify``; what raises is a folder that
+        # its user has to mend.
         print(f"{PROGRAM}: error: {error}", file=sys.stderr)
         return 2
     except CuteBackendError as error:

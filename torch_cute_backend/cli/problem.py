@@ -10,9 +10,9 @@ from typing import Any
 from torch_cute_backend.arch import ArchSpec, arch_spec
 from torch_cute_backend.build import KernelBuild, build_kernel
 from torch_cute_backend.dtypes import BFLOAT16, DTYPES, E4M3, DType
-from torch_cute_backend.epilogue.graph import EpilogueGraph, InputKind
+from torch_cute_backend.epilogue.graph import EpilogueGraph
 from torch_cute_backend.errors import TableError, UserError
-from torch_cute_backend.problem import Accum, GemmProblem, Major
+from torch_cute_backend.problem import SCALE_INPUTS, Accum, GemmProblem, Major
 from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.status import Status
 from torch_cute_backend.tuning.lookup import choose
@@ -29,12 +29,6 @@ ALIASES = {
     "e5m2": "float8_e5m2",
 }
 """Short names of dtypes, for typing."""
-
-SCALE_KINDS: dict[str, tuple[InputKind | None, InputKind | None]] = {
-    "none": (None, None),
-    "tensorwise": (InputKind.SCALAR, InputKind.SCALAR),
-    "rowwise": (InputKind.ROW, InputKind.COL),
-}
 
 
 @dataclass(frozen=True)
@@ -109,8 +103,10 @@ def problem_from(args: argparse.Namespace) -> GemmProblem:
         raise UserError(f"--scaling {scaling} does not go with {args.op}")
     kind = _dtype(args.dtype) if args.dtype else (E4M3 if scaled else BFLOAT16)
     out = _dtype(args.out_dtype)
-    scale_a, scale_b = SCALE_KINDS[scaling]
-    bias = out if args.bias or args.op == "addmm" else None
+    scale_a, scale_b = SCALE_INPUTS[scaling]
+    bias = None
+    if args.bias or args.op == "addmm":
+        bias = BFLOAT16 if out.is_fp8 else out
     return GemmProblem(
         op=args.op,
         m=args.m,

@@ -2,7 +2,8 @@
 
 Operands are small integers and scales powers of two, so every sum is exact: the result
 must equal the fp32 reference, whatever the order of accumulation. The exit code is 0
-only if it does, nothing was found, and every element was written exactly once.
+only if it does, nothing was found, and every element was written exactly once; 2 if the
+input makes no sense.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from torch_cute_backend.build import KernelBuild
@@ -19,6 +22,9 @@ from torch_cute_backend.cli.problem import plan, require_build
 from torch_cute_backend.errors import UserError
 from torch_cute_backend.sim.child import SimChild
 from torch_cute_backend.sim.kernels import role_of_warp
+from torch_cute_backend.sim.parse import parse
+from torch_cute_backend.sim.report import BadInput
+from torch_cute_backend.sim.simulator import check_target
 
 COLUMNS = ("instructions", "bar.sync", "shfl", "try_wait", "arrive", "tma", "mma")
 """Counts shown in the text report; ``--json`` has all of them."""
@@ -29,7 +35,9 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--mode {args.mode!r} is not eager, lazy or random:SEED")
     planned = plan(args)
     build = require_build(planned)
-    result = simulate(build, args.mode, args.sms, args.trace)
+    ptx = _read_ptx(args.ptx)
+    _require_writable(args.trace)
+    result = simulate(build, args.mode, args.sms, args.trace, ptx)
     if args.json:
         json.dump(result, sys.stdout, indent=2)
         print()
@@ -39,12 +47,66 @@ def run(args: argparse.Namespace) -> int:
     return 0 if good else 1
 
 
+def _read_ptx(path: str | None) -> str | None:
+    """PTX text that the simulator knows the target of."""
+    if path is None:
+        return None
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        for kernel in parse(text).values():
+            check_target(kernel.target)
+        return text
+    except BadInput as error:
+        raise UserError(f"--ptx {path}: {error}") from error
+    except OSError as error:
+        raise UserError(f"--ptx {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"--ptx {path}: not a PTX file (it is not text)") from error
+
+
+def _require_writable(trace: str | None) -> None:
+    """Say so before minutes of simulation, not after."""
+    if trace is None:
+        return
+    try:
+        with Path(trace).open("a"):
+            pass
+    except OSError as error:
+        raise UserError(f"--trace {trace}: {error.strerror}") from error
+
+
+@contextmanager
+def progress_bar(name: str) -> Iterator[Callable[[int, int], None] | None]:
+    """Draws on stderr how many clusters are done; None where nobody watches."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+
+    def draw(done: int, total: int) -> None:
+        filled = "#" * (30 * done // total)
+        text = f"\rsimulating {name} [{filled:<30}] {done}/{total} clusters"
+        print(text, end="", file=sys.stderr, flush=True)
+
+    print(f"simulating {name}: compiling ...", end="", file=sys.stderr, flush=True)
+    try:
+        yield draw
+    finally:
+        print(file=sys.stderr)
+
+
 def simulate(
-    build: KernelBuild, mode: str, sms: int | None, trace: str | None
+    build: KernelBuild,
+    mode: str,
+    sms: int | None,
+    trace: str | None,
+    ptx: str | None = None,
 ) -> dict[str, Any]:
     """Simulate ``build`` at its problem's sizes, in a child process.
 
+    ``ptx`` runs in place of what the kernel compiles to.
+
     Raises:
+        BadInput: ``ptx`` is not PTX, for another target, or of another kernel.
         SimError: the simulator cannot run the kernel; the message says why.
     """
     from torch_cute_backend.sim import gemm_case
@@ -52,9 +114,7 @@ def simulate(
     problem = build.problem
     num_ctas = sms or build.arch.default_sms
     operands = gemm_case.make(build, problem.m, problem.n, problem.k, num_ctas=num_ctas)
-    if sys.stderr.isatty():
-        print(f"simulating {build.source.name} ...", file=sys.stderr)
-    with SimChild() as child:
+    with SimChild() as child, progress_bar(build.source.name) as bar:
         report = child.simulate(
             build.source,
             operands.tensors,
@@ -62,6 +122,8 @@ def simulate(
             mode=mode,
             trace=trace,
             roles=role_of_warp(build),
+            progress=bar,
+            ptx=ptx,
         )
     absolute, relative = operands.largest_error()
     return {

@@ -28,6 +28,7 @@ from torch_cute_backend.inductor.request import GemmRequest, OpCall, gemm_reques
 from torch_cute_backend.inductor.target import Target, target_of
 from torch_cute_backend.inductor.views import View, unwrap
 from torch_cute_backend.problem import GROUPED_OPS
+from torch_cute_backend.runtime.pool import can_compile
 from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.status import Status
 from torch_cute_backend.tuning import lookup
@@ -192,7 +193,7 @@ def decides(candidate: Candidate) -> bool:
 
 
 def _choices(call: OpCall, choices: Sequence[Any]) -> list[CuteCaller] | Status:
-    status = compat.asked_for() & compat.benchmarks_elsewhere()
+    status = compat.asked_for() & compat.benchmarks_elsewhere() & can_compile()
     if not status:
         return status
     nodes = _input_nodes(call, choices)

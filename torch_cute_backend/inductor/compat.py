@@ -17,25 +17,13 @@ from torch._inductor.async_compile import CompiledTritonKernels
 from torch._inductor.codecache import LambdaFuture
 from torch._inductor.virtualized import V
 
+from torch_cute_backend.runtime import toolchain
 from torch_cute_backend.status import Status
-
-OLDEST, NEWEST = (2, 11), (2, 14)
-
-
-def torch_version() -> tuple[int, int]:
-    """Major and minor version of the installed torch."""
-    major, minor = torch.__version__.split("+")[0].split(".")[:2]
-    return int(major), int(minor)
 
 
 def supported() -> Status:
     """Is the installed torch one that this module was checked against?"""
-    version = torch_version()
-    return Status.check(
-        (
-            OLDEST <= version <= NEWEST,
-            f"torch {torch.__version__} is not one of 2.11 to 2.14",
-        ),
+    return toolchain.torch_supported(torch.__version__) & Status.check(
         (torch.version.hip is None, "torch is built for ROCm"),
     )
 

@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from torch_cute_backend import config
+
 _COMPILER = "torch._inductor.compile_fx"
 """Every compilation goes through it, and it has imported all that we touch."""
 _REGISTRY = "torch._dynamo.backends.registry"
@@ -110,10 +112,11 @@ class _Loader(importlib.abc.Loader):
 
 def _install_now() -> None:
     from torch_cute_backend.inductor import compat, reasons
+    from torch_cute_backend.runtime import toolchain
 
-    status = compat.supported()
+    status = compat.supported() & config.readable() & toolchain.dsl_status()
     if not status:
-        reasons.record("all ops", "install", status)
+        reasons.record("all ops", reasons.INSTALL, status)
         return
     done: list[Any] = []
     try:

@@ -17,6 +17,9 @@ from torch_cute_backend.status import Status
 
 log = logging.getLogger("torch_cute_backend")
 
+INSTALL = "install"
+"""The step at which the whole plugin is refused: its reasons are warnings."""
+
 
 @dataclass(frozen=True)
 class Refusal:
@@ -53,7 +56,9 @@ def record(op: str, step: str, status: Status, problem: str = "") -> None:
             if new:
                 _seen[key] = Refusal(op, step, reason, problem)
         if new:
-            level = logging.WARNING if simulating else logging.INFO
+            # Whoever imported the package, or simulates a GPU, expects kernels.
+            loud = simulating or step == INSTALL
+            level = logging.WARNING if loud else logging.INFO
             where = f" [{problem}]" if problem else ""
             log.log(level, "%s: no kernel (%s): %s%s", op, step, reason, where)
 

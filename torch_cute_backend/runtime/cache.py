@@ -69,7 +69,7 @@ def cache_key(source: KernelSource) -> str:
 class CacheEntry:
     """A verified entry; see :class:`~.compile.CompiledKernel` for the fields.
 
-    ``shared`` is None where no linker was found when the entry was made.
+    ``linked``: it has a shared object; it has none where no linker was found.
     """
 
     key: str
@@ -86,6 +86,7 @@ class CacheEntry:
     created: str
     seconds: float
     size_bytes: int
+    linked: bool
 
     @property
     def object(self) -> Path:
@@ -93,8 +94,7 @@ class CacheEntry:
 
     @property
     def shared(self) -> Path | None:
-        path = self.folder / SHARED
-        return path if path.exists() else None
+        return self.folder / SHARED if self.linked else None
 
     @property
     def cubin(self) -> Path:
@@ -116,7 +116,7 @@ class KernelCache:
     def load(self, key: str) -> CacheEntry | None:
         """The entry of ``key``, verified; None if there is none or it is corrupt."""
         folder = self._entries / key
-        if not folder.is_dir():
+        if not _is_folder(folder):
             return None
         self._check_folder()
         try:
@@ -126,15 +126,21 @@ class KernelCache:
             return None
 
     def store(self, compiled: CompiledKernel) -> CacheEntry:
-        """Publish a kernel; an intact entry of the same key is kept as it is."""
+        """Publish a kernel; an intact entry of the same key is kept as it is.
+
+        Raises:
+            CacheError: the folder is not ours alone, or cannot be written.
+        """
         key = cache_key(compiled.source)
         for folder in (self._entries, self._staging):
             self.private_folder(folder.name)
         staged = self._staging / f"{key[:16]}-{os.getpid()}-{secrets.token_hex(4)}"
-        staged.mkdir(mode=0o700)
         try:
+            staged.mkdir(mode=0o700)
             _write_entry(staged, key, compiled)
             self._publish(staged, self._entries / key)
+        except OSError as error:
+            raise CacheError(f"cannot write to cache {self.root}: {error}") from error
         finally:
             shutil.rmtree(staged, ignore_errors=True)
         entry = self.load(key)
@@ -179,8 +185,16 @@ class KernelCache:
                 shutil.rmtree(folder, ignore_errors=True)
         return len(keys)
 
+    def usable(self) -> Status:
+        """Can entries be looked up here? Makes the folder if there is none yet."""
+        try:
+            self.private_folder(self._entries.name)
+        except CacheError as error:
+            return Status.no(str(error))
+        return Status.ok()
+
     def _keys(self) -> list[str]:
-        if not self._entries.is_dir():
+        if not _is_folder(self._entries):
             return []
         self._check_folder()
         return sorted(p.name for p in self._entries.iterdir())
@@ -202,7 +216,10 @@ class KernelCache:
 
     def _check_folder(self) -> None:
         """Objects are run as code, so nobody else may be able to write them."""
-        info = self.root.stat()
+        try:
+            info = self.root.stat()
+        except OSError as error:
+            raise CacheError(f"cannot read cache folder: {error}") from error
         if info.st_uid != os.geteuid():
             raise CacheError(f"cache folder {self.root} belongs to user {info.st_uid}")
         if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -234,6 +251,14 @@ class KernelCache:
             # Another process has discarded it already.
             return
         shutil.rmtree(grave, ignore_errors=True)
+
+
+def _is_folder(path: Path) -> bool:
+    """Is there such a folder? ``CacheError`` if that may not even be asked."""
+    try:
+        return path.is_dir()
+    except OSError as error:
+        raise CacheError(f"cannot read cache folder: {error}") from error
 
 
 def _write_entry(folder: Path, key: str, compiled: CompiledKernel) -> None:
@@ -341,6 +366,8 @@ def _entry(folder: Path, record: dict[str, Any], size: int) -> CacheEntry:
         created=record["created"],
         seconds=record["seconds"],
         size_bytes=size,
+        # By the record: a file that it does not list was not verified.
+        linked=SHARED in record["files"],
     )
 
 

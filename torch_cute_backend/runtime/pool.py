@@ -27,8 +27,9 @@ from typing import Any
 from torch_cute_backend import config, phases
 from torch_cute_backend.codegen.source import KernelSource
 from torch_cute_backend.errors import CompileError
-from torch_cute_backend.runtime import serial
+from torch_cute_backend.runtime import serial, toolchain
 from torch_cute_backend.runtime.cache import CacheEntry, KernelCache, cache_key
+from torch_cute_backend.status import Status
 
 log = logging.getLogger(__name__)
 
@@ -179,7 +180,12 @@ class CompilePool:
             gate: refuse a kernel that fails the build gate (spills, ignored
                 ``setmaxnreg``), also a cached one.
         """
-        key = cache_key(source)
+        try:
+            key = cache_key(source)
+        except CompileError as error:
+            failed: Future[CacheEntry] = Future()
+            failed.set_exception(error)
+            return failed
         with self._lock:
             future = self._running.get((key, gate))
             if future is None:
@@ -206,6 +212,8 @@ class CompilePool:
         return self._cache.load(key) or self._compile(source, key)
 
     def _compile(self, source: KernelSource, key: str) -> CacheEntry:
+        # Seconds earlier than the child would find out.
+        self._cache.private_folder("entries")
         # Ungated: a refusal is stored too, and need not be found out again.
         request = {
             "source": serial.source_to_json(source),
@@ -287,6 +295,11 @@ def _close_shared_pools() -> None:
     for (pid, _), pool in _shared.items():
         if pid == os.getpid():
             pool.close()
+
+
+def can_compile() -> Status:
+    """Is there a DSL to compile with, and a folder that kernels may be kept in?"""
+    return toolchain.dsl_status() & KernelCache().usable()
 
 
 def compile_isolated(

@@ -17,7 +17,7 @@ from torch_cute_backend.arch import arch_spec
 from torch_cute_backend.dtypes import BFLOAT16, dtype
 from torch_cute_backend.epilogue.graph import EpilogueGraph, InputKind
 from torch_cute_backend.errors import CompileError, CuteBackendError
-from torch_cute_backend.problem import Accum, GemmProblem, Major
+from torch_cute_backend.problem import SCALE_INPUTS, Accum, GemmProblem, Major
 from torch_cute_backend.runtime.pool import shared_pool
 from torch_cute_backend.runtime.worker import private_stdout
 from torch_cute_backend.schedule import GemmSchedule
@@ -28,18 +28,13 @@ if TYPE_CHECKING:
 
     from torch_cute_backend.build import KernelBuild
 
-_SCALES: dict[str, tuple[InputKind | None, InputKind | None]] = {
-    "none": (None, None),
-    "tensorwise": (InputKind.SCALAR, InputKind.SCALAR),
-    "rowwise": (InputKind.ROW, InputKind.COL),
-}
 _SEED = 20240229
 
 
 def test_problem(request: dict[str, Any]) -> tuple[GemmProblem, GemmSchedule]:
     """A problem of the request's kind: several tiles each way, ragged M and N."""
     schedule = GemmSchedule.from_json(request["schedule"])
-    scale_a, scale_b = _SCALES[request["scaling"]]
+    scale_a, scale_b = SCALE_INPUTS[request["scaling"]]
     a_dtype = dtype(request["a_dtype"])
     rows = schedule.tile_m * schedule.cluster_m * schedule.cta_group
     cols = schedule.tile_n * schedule.cluster_n

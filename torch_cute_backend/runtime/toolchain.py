@@ -74,16 +74,25 @@ def torch_supported(version: str | None) -> Status:
     )
 
 
+def dsl_status() -> Status:
+    """Is the CuTe DSL installed, in a version inside :data:`DSL_VERSIONS`?"""
+    version = dsl_version()
+    found = "is not installed" if version is None else f"is {version}"
+    return Status.check(
+        (
+            dsl_supported(version),
+            f"nvidia-cutlass-dsl {found}; this package needs "
+            f">={DSL_VERSIONS[0]},<{DSL_VERSIONS[1]}",
+        )
+    )
+
+
 def require_dsl() -> str:
     """The CuTe DSL's version; ``CompileError`` if it is missing or unsupported."""
-    version = dsl_version()
-    if version is None or not dsl_supported(version):
-        found = "is not installed" if version is None else f"is {version}"
-        raise CompileError(
-            f"nvidia-cutlass-dsl {found}; this package needs "
-            f">={DSL_VERSIONS[0]},<{DSL_VERSIONS[1]}"
-        )
-    return version
+    status = dsl_status()
+    if not status:
+        raise CompileError(str(status))
+    return str(dsl_version())
 
 
 def _package_dirs(name: str) -> list[Path]:

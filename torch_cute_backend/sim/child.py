@@ -3,7 +3,8 @@
 ``SimChild`` starts one child (cutlass imported once, kernels cached by digest) and
 sends it any number of cases, one JSON line each; tensors travel as raw files that both
 sides map, outputs come back in place. ``python -m torch_cute_backend.sim.child`` is the
-child. JSON and raw bytes only, so a reply can never run code.
+child. JSON and raw bytes only, so a reply can never run code. Lines before the reply
+tell how far a simulation is.
 
     with SimChild() as child:
         report = child.simulate(source, [a, b, d, scale_a, scale_b], num_ctas=4)
@@ -14,11 +15,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import selectors
+import select
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,14 +28,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .faults import Fault
-from .report import Finding, SimError, SimReport, UnsupportedPtx
+from .report import BadInput, Finding, SimError, SimReport, UnsupportedPtx
 
 if TYPE_CHECKING:
     import torch
 
     from torch_cute_backend.codegen.source import KernelSource
 
-_ERRORS = {"SimError": SimError, "UnsupportedPtx": UnsupportedPtx}
+_ERRORS = {kind.__name__: kind for kind in (SimError, UnsupportedPtx, BadInput)}
+_PROGRESS_S = 0.1
+"""Seconds between two lines of progress."""
+
+Progress = Callable[[int, int], None]
 
 
 def report_to_json(report: SimReport) -> dict[str, Any]:
@@ -74,9 +80,9 @@ class SimChild:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             env=environment,
-            text=True,
             cwd=Path(__file__).parents[2],
         )
+        self._unread = b""
 
     def __enter__(self) -> SimChild:
         return self
@@ -113,6 +119,8 @@ class SimChild:
         roles: Mapping[int, str] | None = None,
         keep_ptx: bool = False,
         faults: Sequence[Fault] = (),
+        progress: Progress | None = None,
+        ptx: str | None = None,
     ) -> SimReport:
         """As ``launch_source.simulate_source``, in the child; outputs are written in
         place.
@@ -128,39 +136,59 @@ class SimChild:
             "roles": {str(k): v for k, v in (roles or {}).items()},
             "keep_ptx": keep_ptx,
             "faults": [asdict(f) for f in faults],
+            "progress": progress is not None,
+            "ptx": ptx,
             "tensors": [self._send(i, tensor) for i, tensor in enumerate(tensors)],
         }
-        reply = self._ask(request)
+        reply = self._ask(request, progress)
         for index, (tensor, arg) in enumerate(zip(tensors, source.args, strict=True)):
             if arg.output:
                 self._receive(index, tensor)
         return report_from_json(reply["report"], reply.get("ptx", ""))
 
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _ask(
+        self, request: dict[str, Any], progress: Progress | None
+    ) -> dict[str, Any]:
         process = self._process
         assert process.stdin is not None
-        assert process.stdout is not None
         try:
-            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
         except BrokenPipeError:
             raise self._died() from None
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)
-            if not selector.select(self.timeout_s):
-                process.kill()
-                raise SimError(
-                    f"the simulation took longer than {self.timeout_s:.0f} s"
-                )
-        line = process.stdout.readline()
-        if not line:
-            raise self._died()
-        reply: dict[str, Any] = json.loads(line)
+        deadline = time.monotonic() + self.timeout_s
+        while True:
+            reply: dict[str, Any] = json.loads(self._read_line(deadline))
+            if "done" not in reply:
+                break
+            if progress is not None:
+                progress(reply["done"], reply["total"])
         if "error" in reply:
             kind = _ERRORS.get(reply["kind"], SimError)
             prefix = "" if reply["kind"] in _ERRORS else f"{reply['kind']}: "
             raise kind(prefix + reply["error"])
         return reply
+
+    def _read_line(self, deadline: float) -> bytes:
+        """The child's next line; ``SimError`` if it died or is too late."""
+        stdout = self._process.stdout
+        assert stdout is not None
+        # Not select(), which refuses descriptors from 1024 on.
+        waiter = select.poll()
+        waiter.register(stdout, select.POLLIN)
+        while b"\n" not in self._unread:
+            left_ms = max(0.0, deadline - time.monotonic()) * 1000
+            if not waiter.poll(left_ms):
+                self._process.kill()
+                raise SimError(
+                    f"the simulation took longer than {self.timeout_s:.0f} s"
+                )
+            chunk = os.read(stdout.fileno(), 1 << 16)
+            if not chunk:
+                raise self._died()
+            self._unread += chunk
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line
 
     def _died(self) -> SimError:
         self._process.wait()
@@ -178,7 +206,7 @@ class SimChild:
         import torch
 
         if tensor.device.type != "cpu":
-            raise SimError(
+            raise BadInput(
                 f"tensor {index}: the simulator needs CPU tensors, got {tensor.device}"
             )
         raw = _span(tensor)
@@ -228,7 +256,23 @@ def _map(row: Mapping[str, Any]) -> torch.Tensor:
     return torch.as_strided(raw.view(dtype), row["shape"], row["stride"])
 
 
-def _handle(request: Mapping[str, Any]) -> dict[str, Any]:
+def _throttled(write: Callable[[dict[str, Any]], None]) -> Progress:
+    """Progress as lines: the last one always, others not more often than needed."""
+    last = 0.0
+
+    def tell(done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if done == total or now - last > _PROGRESS_S:
+            last = now
+            write({"done": done, "total": total})
+
+    return tell
+
+
+def _handle(
+    request: Mapping[str, Any], write: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
     from torch_cute_backend.runtime.serial import source_from_json
 
     from .launch_source import simulate_source
@@ -242,6 +286,8 @@ def _handle(request: Mapping[str, Any]) -> dict[str, Any]:
         trace=request["trace"],
         roles={int(k): v for k, v in request["roles"].items()},
         faults=[Fault(**row) for row in request["faults"]],
+        progress=_throttled(write) if request["progress"] else None,
+        ptx=request["ptx"],
     )
     reply: dict[str, Any] = {"report": report_to_json(report)}
     if request["keep_ptx"]:
@@ -257,14 +303,18 @@ def main() -> None:
 
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+
+    def write(reply: dict[str, Any]) -> None:
+        replies.write(json.dumps(reply) + "\n")
+        replies.flush()
+
     launch.prepare()
     for line in sys.stdin:
         try:
-            reply = _handle(json.loads(line))
-        except (SimError, CuteBackendError) as error:
+            reply = _handle(json.loads(line), write)
+        except CuteBackendError as error:
             reply = {"error": str(error), "kind": type(error).__name__}
-        replies.write(json.dumps(reply) + "\n")
-        replies.flush()
+        write(reply)
 
 
 if __name__ == "__main__":

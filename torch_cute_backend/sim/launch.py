@@ -25,7 +25,7 @@ from typing import Any
 
 from .launch_record import Launch, TensorRegion
 from .parse import entry_param_sizes
-from .report import SimError
+from .report import BadInput, SimError
 
 _ATTRIBUTE_CLUSTER = 4
 _ATTRIBUTE_PROGRAMMATIC = 6
@@ -150,7 +150,7 @@ def ptx_of(compiled: Any) -> str:
     """
     text = getattr(compiled, "__ptx__", None)
     if not isinstance(text, str) or ".entry" not in text:
-        raise SimError(
+        raise BadInput(
             'no PTX in the compiled function: compile with options="--keep-ptx ..."'
         )
     return text
@@ -199,7 +199,7 @@ def _bind_executor(compiled: Any) -> None:
     if getattr(compiled, "_default_executor", None) is not None:
         return
     if not hasattr(compiled, "_get_cuda_init_and_load"):
-        raise SimError(
+        raise BadInput(
             f"cannot simulate a {type(compiled).__name__}: pass the result of "
             f"cute.compile, "
             "compiled without --enable-tvm-ffi"
@@ -310,7 +310,7 @@ def _region(name: str, value: Any) -> TensorRegion | None:
 
     if isinstance(value, torch.Tensor):
         if value.device.type != "cpu":
-            raise SimError(
+            raise BadInput(
                 f"{name}: the simulator needs CPU tensors, got {value.device}"
             )
         item = value.element_size()
@@ -323,7 +323,7 @@ def _region(name: str, value: Any) -> TensorRegion | None:
         return None
     bits = int(value.element_type.width)
     if bits % 8:
-        raise SimError(f"{name}: pass sub-byte tensors as torch tensors in tensors=")
+        raise BadInput(f"{name}: pass sub-byte tensors as torch tensors in tensors=")
     strides = tuple(int(s) * bits // 8 for s in value.stride)
     shape = tuple(int(n) for n in value.shape)
     return TensorRegion(name, address, shape, strides, bits // 8, False, value)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from . import launch, simulate
 from .faults import Fault
 from .launch_record import Launch
-from .report import SimError, SimReport
+from .report import BadInput, SimReport
 
 if TYPE_CHECKING:
     import torch
@@ -59,29 +59,29 @@ class PackedTensor:
 def check_tensor(tensor: torch.Tensor, arg: TensorArg) -> None:
     """Refuse what the compiled kernel must not see, with one clear error."""
     if str(tensor.dtype).removeprefix("torch.") != arg.dtype.name:
-        raise SimError(f"{arg.name}: expected {arg.dtype.name}, got {tensor.dtype}")
+        raise BadInput(f"{arg.name}: expected {arg.dtype.name}, got {tensor.dtype}")
     if tensor.device.type != "cpu":
-        raise SimError(
+        raise BadInput(
             f"{arg.name}: the simulator needs CPU tensors, got {tensor.device}"
         )
     if tensor.dim() != len(arg.shape):
-        raise SimError(
+        raise BadInput(
             f"{arg.name}: expected {len(arg.shape)} dimensions, got {tensor.dim()}"
         )
     if tensor.numel() == 0:
-        raise SimError(f"{arg.name}: empty tensor")
+        raise BadInput(f"{arg.name}: empty tensor")
     if tensor.data_ptr() % arg.align_bytes:
-        raise SimError(f"{arg.name}: not aligned to {arg.align_bytes} bytes")
+        raise BadInput(f"{arg.name}: not aligned to {arg.align_bytes} bytes")
     for dim, (size, stride) in enumerate(
         zip(tensor.shape, tensor.stride(), strict=True)
     ):
         if dim == arg.contiguous:
             if stride != 1 and size != 1:
-                raise SimError(
+                raise BadInput(
                     f"{arg.name}: dimension {dim} must have stride 1, not {stride}"
                 )
         elif stride % arg.divisibility:
-            raise SimError(
+            raise BadInput(
                 f"{arg.name}: stride {stride} is not a multiple of {arg.divisibility}"
             )
 
@@ -94,7 +94,7 @@ def check_sizes(tensors: Sequence[torch.Tensor], args: Sequence[TensorArg]) -> N
             first, known = sizes.setdefault(symbol, (arg.name, int(size)))
             wanted = int(symbol) if symbol.isdigit() else known
             if size != wanted:
-                raise SimError(
+                raise BadInput(
                     f"{arg.name}: size {symbol} is {size}, but {wanted} in {first}"
                 )
 
@@ -104,7 +104,7 @@ def _call(
 ) -> tuple[Any, list[Any]]:
     """The compiled host function and its arguments, checked."""
     if len(tensors) != len(source.args):
-        raise SimError(
+        raise BadInput(
             f"{source.name}: expected {len(source.args)} tensors, got {len(tensors)}"
         )
     for tensor, arg in zip(tensors, source.args, strict=True):
@@ -137,11 +137,15 @@ def simulate_source(
     roles: Mapping[int, str] | None = None,
     faults: Sequence[Fault] = (),
     progress: Callable[[int, int], None] | None = None,
+    ptx: str | None = None,
 ) -> SimReport:
     """Run a generated kernel on CPU tensors, given in the order of ``source.args``.
 
     ``num_ctas`` bounds the persistent grid; small values make the pipelines wrap.
-    Outputs are the parameters marked as such.
+    Outputs are the parameters marked as such. The rest is as in ``sim.simulate``.
+
+    Raises:
+        BadInput: a tensor does not fit its parameter; the message names it.
     """
     compiled, args = _call(source, tensors, num_ctas)
     outputs = [t for t, a in zip(tensors, source.args, strict=True) if a.output]
@@ -158,4 +162,5 @@ def simulate_source(
         roles=roles,
         faults=faults,
         progress=progress,
+        ptx=ptx,
     )

@@ -16,7 +16,7 @@ from .lanes import M32, Value
 from .machine import SHARED_WINDOW, Cta, Group
 from .memory import Region
 from .ops_sync import SyncOps
-from .report import SimError
+from .report import BadInput, SimError
 from .tensormap import TensorMap, decode
 
 _OFFSET = SHARED_WINDOW - 1
@@ -83,6 +83,7 @@ class TmaOps(SyncOps):
             return None
         region = self.engine.memory.find(tensor.address, tensor.footprint)
         if region is None:
+            self._refuse_small_tensor(tensor, line)
             self.report(
                 "out_of_bounds",
                 f"tensor map of {tensor.footprint} bytes at "
@@ -91,6 +92,18 @@ class TmaOps(SyncOps):
                 line,
             )
         return region
+
+    def _refuse_small_tensor(self, tensor: TensorMap, line: int) -> None:
+        """A map from the host that starts in a tensor and ends behind it is an input
+        error; one that the kernel made is a fault of the kernel.
+        """
+        region = self.engine.memory.find(tensor.address)
+        if region is not None and tensor in self.engine.maps.values():
+            raise BadInput(
+                f"tensor {region.tensor.name} is too small: the host code describes "
+                f"{tensor.footprint} bytes, {region.stop - tensor.address} are there",
+                line,
+            )
 
     def tma_load(
         self,

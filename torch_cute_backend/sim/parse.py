@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from .report import SimError
+from .report import BadInput, SimError
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def entry_param_sizes(ptx: str) -> dict[str, tuple[int, ...]]:
 
 
 def _params(text: str, start: int) -> tuple[Param, ...]:
-    header = text[start : text.index(")", start)]
+    header = text[start : _find(text, ")", start)]
     return tuple(
         Param(name, _TYPE_BYTES[kind] * int(count or 1))
         for kind, name, count in _PARAM.findall(header)
@@ -163,9 +163,14 @@ def _params(text: str, start: int) -> tuple[Param, ...]:
 
 
 def parse(ptx: str) -> dict[str, Kernel]:
-    """Parse all kernels of a PTX module; raises ``SimError`` on anything else."""
+    """Parse all kernels of a PTX module.
+
+    Raises:
+        BadInput: the text is not PTX, or ends too early.
+        SimError: a statement cannot be parsed.
+    """
     if ".version" not in ptx or ".target" not in ptx:
-        raise SimError("not a PTX module: no .version/.target directive")
+        raise BadInput("not a PTX module: no .version/.target directive")
     target = re.search(r"\.target\s+([\w, ]+)", ptx)
     shared = [
         _shared(m)
@@ -177,11 +182,21 @@ def parse(ptx: str) -> dict[str, Kernel]:
         kernel = Kernel(match.group(1), _params(ptx, match.end()), files=files)
         kernel.target = target.group(1).strip() if target else ""
         kernel.shared = list(shared)
-        _Body(ptx, ptx.index("{", ptx.index(")", match.end())) + 1, kernel).run()
+        start = _find(ptx, "{", _find(ptx, ")", match.end()))
+        _Body(ptx, start + 1, kernel).run()
         kernels[kernel.name] = kernel
     if not kernels:
-        raise SimError("the PTX module has no .entry")
+        raise BadInput("the PTX module has no .entry")
     return kernels
+
+
+def _find(text: str, what: str, start: int) -> int:
+    """As ``str.index``; a text without it is PTX that was cut off."""
+    found = text.find(what, start)
+    if found < 0:
+        name = "end of line" if what == "\n" else repr(what)
+        raise BadInput(f"the PTX ends too early: {name} is missing", text.count("\n"))
+    return found
 
 
 def _shared(text: str) -> tuple[str, int, int]:
@@ -208,18 +223,17 @@ class _Body:
         self.label_scopes: dict[tuple[int, str], str] = {}
 
     def run(self) -> None:
-        text, end = self.text, len(self.text)
-        while self.at < end:
+        while self.scopes:
             self._skip_blank()
-            char = text[self.at]
+            char = self.text[self.at : self.at + 1]
             if char == "{":
                 self._open()
             elif char == "}":
                 self.at += 1
                 self.scopes.pop()
                 self.names.pop()
-                if not self.scopes:
-                    break
+            elif not char:
+                _find(self.text, "}", self.at)
             elif char == ";":
                 self.at += 1
             else:
@@ -237,13 +251,13 @@ class _Body:
     def _skip_blank(self) -> None:
         text = self.text
         while True:
-            while text[self.at].isspace():
+            while text[self.at : self.at + 1].isspace():
                 self.line += text[self.at] == "\n"
                 self.at += 1
             if text.startswith("//", self.at):
-                self.at = text.index("\n", self.at)
+                self.at = _find(text, "\n", self.at)
             elif text.startswith("/*", self.at):
-                stop = text.index("*/", self.at) + 2
+                stop = _find(text, "*/", self.at) + 2
                 self.line += text.count("\n", self.at, stop)
                 self.at = stop
             else:
@@ -257,12 +271,12 @@ class _Body:
             self.at = label.end()
             return
         if text.startswith(".loc", self.at):
-            stop = text.index("\n", self.at)
+            stop = _find(text, "\n", self.at)
             numbers = text[self.at : stop].split()[1:3]
             self.loc = (int(numbers[0]), int(numbers[1]))
             self.at = stop
             return
-        stop = text.index(";", self.at)
+        stop = _find(text, ";", self.at)
         body = text[self.at : stop]
         line = self.line
         self.line += body.count("\n")

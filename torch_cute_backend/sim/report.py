@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from torch_cute_backend.errors import CuteBackendError
+from torch_cute_backend.errors import CuteBackendError, UserError
 
 
 class SimError(CuteBackendError):
@@ -25,6 +25,12 @@ class SimError(CuteBackendError):
 
 class UnsupportedPtx(SimError):
     """An opcode, qualifier or descriptor field that the simulator does not model."""
+
+
+class BadInput(SimError, UserError):
+    """What the caller handed over cannot be simulated: no PTX, another target, tensors
+    that the kernel does not take. The command line's exit code is 2.
+    """
 
 
 @contextmanager

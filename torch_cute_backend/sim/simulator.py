@@ -18,7 +18,7 @@ from .launch_record import Launch, TensorRegion
 from .machine import Cluster
 from .memory import GlobalMemory
 from .parse import parse
-from .report import SimError, SimReport
+from .report import BadInput, SimError, SimReport
 from .sched import Engine
 from .trace import Trace
 from .warp import Warp
@@ -63,12 +63,16 @@ def run_launch(
     """Simulate one launch; faults of the kernel come back as findings.
 
     ``progress(done, total)`` is called as clusters finish.
+
+    Raises:
+        BadInput: not PTX, an unsupported target, or tensors too small for the launch.
+        UnsupportedPtx: an instruction or field that is not modelled.
     """
     programs = _programs(ptx)
     if launch.kernel not in programs:
-        raise SimError(f"kernel {launch.kernel!r} is not in the PTX")
+        raise BadInput(f"kernel {launch.kernel!r} is not in the PTX")
     program = programs[launch.kernel]
-    _check_target(program)
+    check_target(program.kernel.target)
     started = time.perf_counter()
     engine = Engine(mode, checks, sms)
     engine.roles = dict(roles or {})
@@ -129,10 +133,10 @@ def run_launch(
     )
 
 
-def _check_target(program: Program) -> None:
-    target = program.kernel.target
+def check_target(target: str) -> None:
+    """``BadInput`` for a target whose instructions are not modelled."""
     if not target.startswith(_TARGETS):
-        raise SimError(
+        raise BadInput(
             f"the simulator knows {', '.join(_TARGETS)}*, not {target!r}: "
             "other targets differ in instructions and shared memory"
         )
@@ -163,7 +167,7 @@ def uses_launch_control(program: Program) -> bool:
 def _pack_params(program: Program, launch: Launch) -> bytes:
     sizes = [p.size for p in program.kernel.params]
     if [len(p) for p in launch.params] != sizes:
-        raise SimError(
+        raise BadInput(
             f"launch has parameters of {[len(p) for p in launch.params]} bytes, "
             f"the kernel {sizes}"
         )

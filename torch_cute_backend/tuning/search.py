@@ -146,8 +146,10 @@ def search(
     rounds: int = ROUNDS,
     cold: bool = True,
     deadline: Deadline | None = None,
+    always: Sequence[GemmSchedule] = (),
 ) -> Found:
-    """Time ``schedules`` briefly, then the best of them and ``peers`` together.
+    """Time ``schedules`` briefly, then the best of them, ``peers`` and those of
+    ``always`` together.
 
     Where ``deadline`` passes while candidates are set up, the rest is left out.
     """
@@ -160,6 +162,7 @@ def search(
     session.time(list(brief.kernels), BRIEF_ROUNDS, brief)
     order = sorted(brief.timings, key=lambda e: brief.timings[e].us)
     finalists = order[:FINALISTS]
+    finalists += [e for e in order[FINALISTS:] if e.schedule in always]
     others = [Entry(name, accum.value) for name in peers]
     session.add(case, others, cold, final)
     final.kernels.update({e: brief.kernels[e] for e in finalists})
