@@ -17,10 +17,10 @@ from torch_cute_backend.build import KernelBuild
 from torch_cute_backend.cli.demo_gemms import kernels_of, loaded_gemms, refusals
 from torch_cute_backend.cli.explain_cmd import describe_schedule, omission_lines
 from torch_cute_backend.cli.mlp import HIDDEN, INTERMEDIATE, Fp8Mlp
-from torch_cute_backend.cli.problem import SCALE_KINDS, plan_problem, require_build
+from torch_cute_backend.cli.problem import plan_problem, require_build
 from torch_cute_backend.dtypes import BFLOAT16, E4M3
 from torch_cute_backend.epilogue.graph import EpilogueGraph
-from torch_cute_backend.problem import GemmProblem
+from torch_cute_backend.problem import SCALE_INPUTS, GemmProblem
 from torch_cute_backend.runtime import validated
 
 CUT = 4
@@ -96,7 +96,7 @@ def _report_kernel(built: KernelBuild) -> int:
 def layer_problem(layer: str, m: int) -> GemmProblem:
     """A layer's GEMM at full size: e4m3, rowwise scales, bf16 out."""
     n, k = _LAYERS[layer]
-    epilogue = EpilogueGraph.linear(BFLOAT16, *SCALE_KINDS["rowwise"])
+    epilogue = EpilogueGraph.linear(BFLOAT16, *SCALE_INPUTS["rowwise"])
     return GemmProblem(
         "scaled_mm", m, n, k, E4M3, E4M3, scaling="rowwise", epilogue=epilogue
     )
