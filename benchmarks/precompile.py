@@ -18,6 +18,7 @@ import tarfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, as_completed
+from dataclasses import replace
 from pathlib import Path
 
 from torch_cute_backend.arch import ArchSpec, arch_spec
@@ -70,6 +71,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--heuristics", type=int, default=0, help="also so many of NVIDIA's package"
     )
+    parser.add_argument(
+        "--pdl", action="store_true", help="also the first candidate as a dependent"
+    )
     parser.add_argument("--arch", default="sm_90a")
     parser.add_argument("--cache", type=Path, required=True)
     parser.add_argument("--pack", type=Path, help="also write this .tar.xz")
@@ -99,7 +103,9 @@ def _sources(
                 problem = case.problem(accum)
                 others = heuristics.candidates(problem, arch, args.heuristics)
             listed = search.candidates(case, accum, arch, limit)
-            for schedule in dict.fromkeys([*listed, *others]):
+            # ``bench --pdl`` times what the look-up takes, launched as a dependent.
+            dependent = [replace(s, launch="dependent") for s in listed[:1] if args.pdl]
+            for schedule in dict.fromkeys([*listed, *others, *dependent]):
                 problem = case.problem(accum)
                 slot = (arch.name, Kind.of(problem), schedule)
                 if slot in seen:

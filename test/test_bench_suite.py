@@ -56,6 +56,18 @@ class TestRun(TestCase):
     def rows(self) -> list[dict]:
         return results.read(self.out)
 
+    def test_dependent_launch_has_rows_of_its_own(self):
+        with fake_session() as (session, _):
+            asked = options(self.out, protocols=("cold", suite.PDL))
+            suite.run(SUITES["headline"], asked, session, silent)
+        launches = {
+            (r["protocol"], r["provider"], r.get("schedule", {}).get("launch"))
+            for r in self.rows()
+        }
+        peers = {(p, x, None) for p in ("cold", "pdl-cold") for x in ("aten", "t_read")}
+        ours = {("cold", OURS, "plain"), ("pdl-cold", OURS, "dependent")}
+        self.assertEqual(launches, peers | ours)
+
     def test_rows_have_all_fields(self):
         with fake_session() as (session, _):
             written = suite.run(SUITES["headline"], options(self.out), session, silent)

@@ -16,12 +16,13 @@ from torch.testing._internal.common_utils import (
     run_tests,
 )
 
-from torch_cute_backend.arch import SM90
+from torch_cute_backend.arch import SM90, SM100
 from torch_cute_backend.codegen.module import print_module
 from torch_cute_backend.codegen.source import KernelSource
 from torch_cute_backend.dtypes import BFLOAT16, E4M3, FLOAT32, DType
 from torch_cute_backend.errors import CodegenError
-from torch_cute_backend.problem import Accum, Major
+from torch_cute_backend.problem import Accum, Grouping, Major
+from torch_cute_backend.runtime.compile import compile_kernel
 from torch_cute_backend.schedule import GemmSchedule
 
 S64 = GemmSchedule(64, 64, 128, 6, epi_n=64)
@@ -53,6 +54,47 @@ class TestGolden(TestCase):
         cases = golden_cases("sm_90a")
         self.assertGreaterEqual(len(cases), 10)
         self.assertIn(HEADLINE, [c.name for c in cases])
+
+
+class TestDependentLaunch(TestCase):
+    """Programmatic dependent launch: the attribute, and waiting before any tensor."""
+
+    @parametrize("arch", [SM90, SM100], name_fn=lambda a: a.name)
+    def test_attribute_and_order(self, arch):
+        tile = 64 if arch is SM90 else 128
+        schedule = GemmSchedule(tile, 64, 128, 6, epi_n=64)
+        plain = build(fp8(), schedule, arch).source.text
+        text = build(fp8(), replace(schedule, launch="dependent"), arch).source.text
+        self.assertNotIn("use_pdl", plain)
+        self.assertNotIn("griddepcontrol", plain)
+        self.assertEqual(text.count("use_pdl=True,"), 1)
+        self.assertEqual(text.count("griddepcontrol_wait()"), 1)
+        wait = text.index("griddepcontrol_wait()")
+        launch = text.index("griddepcontrol_launch_dependents()")
+        self.assertLess(wait, launch)
+        self.assertLess(launch, text.lower().index("# --- load"))
+
+    def test_ptx_waits_before_it_touches_global_memory(self):
+        schedule = replace(S64, launch="dependent")
+        source = build(fp8(), schedule, SM90).source
+        ptx = compile_kernel(source, gate=False, ptx=True).ptx or ""
+        body = ptx[ptx.index(".entry") :]
+        wait = body.index("griddepcontrol.wait")
+        touches = re.findall(
+            r"cp\.async\.bulk\.tensor|ld\.global|st\.global", body[:wait]
+        )
+        self.assertEqual(touches, [])
+        self.assertIn("cp.async.bulk.tensor", body[wait:])
+        self.assertIn("griddepcontrol.launch_dependents", body[wait:])
+
+    def test_a_grouped_kernel_is_launched_plainly(self):
+        problem = replace(fp8(), op="grouped_mm", grouping=Grouping.M, groups=4)
+        status = replace(S64, launch="dependent").validate(problem, SM90)
+        self.assertIn("launched plainly", str(status))
+
+    def test_other_words_are_refused(self):
+        status = replace(S64, launch="sometimes").validate(fp8(), SM90)
+        self.assertIn("launch 'sometimes' is unknown", str(status))
 
 
 class TestText(TestCase):
@@ -255,6 +297,7 @@ class TestErrors(TestCase):
 
 
 instantiate_parametrized_tests(TestGolden)
+instantiate_parametrized_tests(TestDependentLaunch)
 instantiate_parametrized_tests(TestText)
 instantiate_parametrized_tests(TestForms)
 instantiate_parametrized_tests(TestPieces)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -12,9 +13,13 @@ from torch.testing._internal.common_utils import TestCase, run_tests
 
 from torch_cute_backend import config
 from torch_cute_backend.arch import arch_spec
-from torch_cute_backend.inductor import early, timing
+from torch_cute_backend.bench.cases import problem_of
+from torch_cute_backend.inductor import choice, early, timing
 from torch_cute_backend.inductor.cachekey import PluginPass
+from torch_cute_backend.problem import Grouping
 from torch_cute_backend.runtime import device
+from torch_cute_backend.runtime.validated import KernelClass
+from torch_cute_backend.schedule import GemmSchedule
 
 
 def graph(target: object) -> torch.fx.GraphModule:
@@ -97,6 +102,37 @@ class TestEarly(TestCase):
     def test_cuda_is_not_initialised_for_it(self) -> None:
         with mock.patch.object(torch.cuda, "is_initialized", return_value=False):
             self.assert_off()
+
+
+class TestAsLaunched(TestCase):
+    SCHEDULE = GemmSchedule(64, 64, 128, 6, epi_n=64)
+
+    def test_off_by_default(self) -> None:
+        problem = problem_of("fp8", (64, 512, 512))
+        self.assertEqual(choice.as_launched(self.SCHEDULE, problem), self.SCHEDULE)
+
+    def test_on_for_dense_kernels_only(self) -> None:
+        problem = problem_of("fp8", (64, 512, 512))
+        grouped = replace(problem, grouping=Grouping.M, groups=4)
+        with config.patch(dependent_launch=True):
+            dense = choice.as_launched(self.SCHEDULE, problem)
+            self.assertEqual(dense, replace(self.SCHEDULE, launch="dependent"))
+            self.assertTrue(dense.validate(problem, arch_spec("sm_90a")))
+            ragged = choice.as_launched(self.SCHEDULE, grouped)
+            self.assertEqual(ragged, self.SCHEDULE)
+
+    def test_it_is_part_of_the_cache_key(self) -> None:
+        plain = PluginPass(None).uuid()
+        with config.patch(dependent_launch=True):
+            self.assertNotEqual(PluginPass(None).uuid(), plain)
+
+    def test_it_is_validated_apart(self) -> None:
+        problem, arch = problem_of("fp8", (64, 512, 512)), arch_spec("sm_90a")
+        dependent = replace(self.SCHEDULE, launch="dependent")
+        plain = KernelClass.of(problem, self.SCHEDULE, arch)
+        kernels = KernelClass.of(problem, dependent, arch)
+        self.assertNotEqual(kernels, plain)
+        self.assertTrue(str(kernels).endswith("single cluster, dependent launch"))
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ from torch_cute_backend.ir.structure import (
     KLoop,
     Let,
     RoleRegion,
+    ScalarLoad,
     SchedulerAdvance,
     TileLoop,
 )
@@ -49,6 +50,7 @@ from torch_cute_backend.ir.sync import (
     NamedBarrierSync,
     PassTurn,
     PdlLaunch,
+    PdlWait,
     PipelineStates,
     SetRegisters,
     TakeTurn,
@@ -155,6 +157,10 @@ def change_loop(program: Program, role: str, **fields: object) -> Program:
 def advance_first(program: Program) -> Program:
     loop = program.loop
     return replace(program, loop=loop.with_body((loop.body[-1], *loop.body[:-1])))
+
+
+def in_prologue(program: Program, *statements: Stmt) -> Program:
+    return replace(program, prologue=(*program.prologue, *statements))
 
 
 def in_region(program: Program, role: str, *statements: Stmt) -> Program:
@@ -419,6 +425,46 @@ CASES = (
         "cluster_barrier_tagged",
         lambda: before_step(inline90(), ClusterWait(role=ex.LOAD90)),
         "ClusterWait() in role load, expected all threads",
+    ),
+    Broken(
+        "dependent_launch",
+        "no_wait",
+        lambda: in_prologue(inline90(), PdlLaunch()),
+        "found 0 PdlWait, expected one of all threads in the prologue",
+    ),
+    Broken(
+        "dependent_launch",
+        "wait_of_one_role",
+        lambda: in_prologue(inline90(), PdlWait(role=ex.LOAD90)),
+        "found 1 PdlWait, expected one of all threads in the prologue",
+    ),
+    Broken(
+        "dependent_launch",
+        "wait_in_region",
+        lambda: in_region(omitted90(), "load", PdlWait()),
+        "found 1 PdlWait, expected one of all threads in the prologue",
+    ),
+    Broken(
+        "dependent_launch",
+        "twice",
+        lambda: in_prologue(inline90(), PdlWait(), PdlWait()),
+        "found 2 PdlWait",
+    ),
+    Broken(
+        "dependent_launch",
+        "successor_first",
+        lambda: in_prologue(inline90(), PdlLaunch(), PdlWait()),
+        "PdlLaunch() stands before PdlWait",
+    ),
+    Broken(
+        "dependent_launch",
+        "reads_first",
+        lambda: in_prologue(
+            inline90(),
+            ScalarLoad(var=Var("end"), buffer=ex.OFFSETS, index=Const(0)),
+            PdlWait(),
+        ),
+        "touches global memory before PdlWait",
     ),
     Broken(
         "pipeline_roles",
@@ -705,7 +751,7 @@ CASES = (
     Broken(
         "kept_contract",
         "d_launch_inside",
-        lambda: before_step(kept90(), PdlLaunch()),
+        lambda: before_step(in_prologue(kept90(), PdlWait()), PdlLaunch()),
         "(d) PdlLaunch() stands inside the shared loop",
     ),
     Broken(
@@ -882,7 +928,8 @@ class TestVerifier(TestCase):
         self.assertGreater(len(violations(program)), 1)
 
     def test_final_rules_bind_only_what_is_printed(self):
-        program = before_step(kept90(), PdlLaunch())
+        waiting = in_prologue(kept90(), PdlWait())
+        program = before_step(waiting, PdlLaunch())
         self.assertEqual(violations(program, final=False), ())
         self.assertNotEqual(violations(program), ())
 

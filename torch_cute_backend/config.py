@@ -42,6 +42,8 @@ class Config:
             half the CPUs at hand, at most one a candidate.
         decide_early: take the kernel of a shape in the pretuned table at once, without
             benchmarking it against the other choices.
+        dependent_launch: compile kernels for programmatic dependent launch (see
+            ``GemmSchedule.launch``): a kernel starts while the one before it drains.
         self_test: run the golden self-test of a family that has no validation record
             for the GPU at hand before its first use.
         self_test_timeout_s: time limit of that self-test.
@@ -54,6 +56,7 @@ class Config:
     compile_timeout_s: float = 120.0
     compile_workers: int = field(default_factory=default_workers)
     decide_early: bool = False
+    dependent_launch: bool = False
     self_test: bool = True
     self_test_timeout_s: float = 20.0
     count_launches: bool = False

@@ -23,6 +23,7 @@ _TEXT_FIELDS = (
     "registers",
     "promotion",
     "math",
+    "launch",
     "shared_loop",
     "record",
     "dead_loads",
@@ -54,6 +55,8 @@ class GemmSchedule:
             warpgroup hands most of its registers to the math warps (sm_90a).
         promotion: exact FP8 accumulation on wgmma: ``"wait"`` adds a k tile's sum
             before the next one's MMA is issued, ``"overlap"`` while it runs.
+        launch: ``"dependent"``: programmatic dependent launch: CTAs start while the
+            kernel before them drains, and wait for its end before they touch a tensor.
         shared_loop: ``"auto"`` runs the loop-omission check, ``"keep"`` keeps the loop,
             ``"inline"`` prints the unpartitioned kernel.
         record: ``"walk_end"``: after its last tile each CTA stores the work tile at
@@ -82,6 +85,7 @@ class GemmSchedule:
     registers: str = "even"
     promotion: str = "wait"
     math: str = "cooperative"
+    launch: str = "plain"
     shared_loop: str = "auto"
     record: str = "none"
     dead_loads: str = "keep"
@@ -145,6 +149,7 @@ class GemmSchedule:
             "moved": self.registers,
             "overlap": self.promotion,
             "pingpong": self.math,
+            "dependent": self.launch,
         }
         return text + "".join(f"_{k}" for k, v in extras.items() if k == v)
 
@@ -164,6 +169,11 @@ class GemmSchedule:
                 not problem.is_grouped
                 or (self.record == "none" and problem.epilogue.products == 1),
                 "a grouped kernel has one product and records no walk",
+            ),
+            (
+                not problem.is_grouped or self.launch == "plain",
+                "a grouped kernel reads its groups' ends first, so it is launched "
+                "plainly",
             ),
             (
                 self.dead_loads in ("keep", "drop"),

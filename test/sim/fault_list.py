@@ -291,6 +291,15 @@ CLUSTER = (
     ),
 )
 
+DEPENDENT = (
+    Fault("no wait for the kernel before", r"griddepcontrol\.wait;"),
+    Fault(
+        "wait for the kernel before behind the first load",
+        r"griddepcontrol\.wait;((?:.|\n)*?cp\.async\.bulk\.tensor[^;]*;)",
+        r"\1\n\tgriddepcontrol.wait;",
+    ),
+)
+
 SURVIVORS = {
     ("sm_100a", "no barrier before the dealloc"): (
         "the barrier of the last subtile's store already orders every tcgen05.ld "

@@ -45,6 +45,11 @@ KERNELS = {
         ),
         1,
     ),
+    "sm_90a_dependent": (
+        SM90,
+        GemmSchedule(**STAGES, math_warpgroups=2, launch="dependent"),
+        1,
+    ),
     "sm_100a_cluster": (SM100, GemmSchedule(**STAGES, acc_stages=2, cluster_m=2), 2),
 }
 FAULTS = {
@@ -54,6 +59,7 @@ FAULTS = {
     "sm_90a_pingpong": fault_list.PINGPONG,
     "sm_90a_overlap": fault_list.OVERLAP,
     "sm_100a_cluster": fault_list.CLUSTER[:3],
+    "sm_90a_dependent": fault_list.DEPENDENT,
 }
 ALL = [
     subtest(

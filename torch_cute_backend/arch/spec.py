@@ -133,6 +133,7 @@ def check_common(
             s.promotion in ("wait", "overlap"),
             f"promotion {s.promotion!r} is unknown",
         ),
+        (s.launch in ("plain", "dependent"), f"launch {s.launch!r} is unknown"),
         (
             s.shared_loop in ("auto", "keep", "inline"),
             f"shared_loop {s.shared_loop!r} is unknown",

@@ -9,6 +9,8 @@ from torch_cute_backend.bench import svg
 from torch_cute_backend.bench.compare import Comparison, Row
 from torch_cute_backend.bench.results import OURS
 
+PROTOCOLS = ("cold", "warm", "pdl-cold")
+"""Each has its own lines and plots."""
 DRAM_BYTES = 4.3e12
 PEAK_FLOPS = {"float8_e4m3fn": 1.45e15, "bfloat16": 0.79e15}
 """Ceilings measured on an H200: device copy, and the best large product."""
@@ -19,7 +21,7 @@ _T = TypeVar("_T")
 def make_plots(lines: Sequence[Comparison], rows: Sequence[Row]) -> dict[str, str]:
     """File name to SVG text; a plot without data is left out."""
     plots: dict[str, str] = {}
-    gemms = [c for c in lines if c.key.protocol in ("cold", "warm")]
+    gemms = [c for c in lines if c.key.protocol in PROTOCOLS]
     for suite, protocol in unique((c.key.suite, c.key.protocol) for c in gemms):
         some = [
             c

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,10 @@ from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.tuning import lookup, model
 from torch_cute_backend.tuning.table import RowKey, TableRow, load_table
 
-PROTOCOLS = ("cold", "warm")
+PDL = "pdl-cold"
+"""As ``cold``, with our kernels launched as dependents of the one before them: in a
+graph each may start while its predecessor drains. Peers run as they are."""
+PROTOCOLS = ("cold", "warm", PDL)
 """CUDA graphs over rotating input sets, or over one; see ``protocol``."""
 SIZES = {False: "equal", True: "skewed"}
 """Of groups, by whether they are skewed."""
@@ -90,9 +93,14 @@ def schedules_for(
 
 
 def entries_for(
-    suite: Suite, case: Case, arch: ArchSpec, options: Options
+    suite: Suite,
+    case: Case,
+    arch: ArchSpec,
+    options: Options,
+    protocol: str = "cold",
 ) -> list[Entry]:
     """Everything to time together for one shape."""
+    launch = "dependent" if protocol == PDL else "plain"
     rows = load_table(options.table) if options.table else ()
     accums = [Accum.FAST]
     if case.is_fp8 and suite.exact:
@@ -101,7 +109,13 @@ def entries_for(
     for name in options.providers:
         if name == results.OURS:
             entries += [
-                Entry(name, accum.value, schedule, source, chosen)
+                Entry(
+                    name,
+                    accum.value,
+                    replace(schedule, launch=launch),
+                    source,
+                    chosen,
+                )
                 for accum in accums
                 for schedule, source, chosen in schedules_for(
                     case, accum, arch, options.schedules, rows
@@ -226,7 +240,7 @@ def run(suite: Suite, options: Options, session: Session, say: Say = print) -> i
     written = 0
     for i, (case, protocol) in enumerate(jobs):
         head = f"[{i + 1:3}/{len(jobs)}] {suite.name} {case.describe()} {protocol}"
-        entries = entries_for(suite, case, arch, options)
+        entries = entries_for(suite, case, arch, options, protocol)
         keys = [entry_key(case, e, protocol) for e in entries]
         if all(key in known for key in keys):
             say(f"{head}: done before")
@@ -235,7 +249,7 @@ def run(suite: Suite, options: Options, session: Session, say: Say = print) -> i
             say(f"{head}: out of time; run again to go on")
             break
         outcome = session.measure(
-            case, entries, cold=protocol == "cold", rounds=options.rounds
+            case, entries, cold=protocol != "warm", rounds=options.rounds
         )
         written += record(options.out, facts["environment"], case, outcome, protocol)
         say(f"{head}: {summary(outcome)} | {deadline}")

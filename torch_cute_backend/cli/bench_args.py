@@ -61,6 +61,11 @@ def add_bench(commands: Any, positive: Callable[[str], int]) -> None:
     )
     cache.add_argument("--warm", action="store_true", help="weights in L2")
     cache.add_argument("--both", action="store_true")
+    cache.add_argument(
+        "--pdl",
+        action="store_true",
+        help="not in L2, our kernels as programmatic dependents of one another",
+    )
     parser.add_argument(
         "--again", action="store_true", help="also what FILE holds already"
     )

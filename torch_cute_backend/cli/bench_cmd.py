@@ -35,6 +35,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _options(args: argparse.Namespace, out: Path) -> suite.Options:
     protocols = ("cold", "warm") if args.both else ("warm",) if args.warm else ("cold",)
+    if args.pdl:
+        protocols = (suite.PDL,)
     providers = suite.DEFAULT_PROVIDERS
     if args.providers:
         providers = tuple(args.providers.split(","))

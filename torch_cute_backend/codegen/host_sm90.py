@@ -16,7 +16,7 @@ from torch_cute_backend.dtypes import DType, dtype
 from torch_cute_backend.errors import CodegenError
 from torch_cute_backend.ir.program import Program
 from torch_cute_backend.ir.structure import TileLoop
-from torch_cute_backend.ir.sync import AllocateShared
+from torch_cute_backend.ir.sync import AllocateShared, PdlWait
 from torch_cute_backend.ir.values import Buffer, SchedulerKind, Space
 from torch_cute_backend.problem import GemmProblem, Major
 from torch_cute_backend.schedule import GemmSchedule
@@ -343,6 +343,10 @@ class Sm90Host:
             for s in self.program.walk()
         )
 
+    def _waits_for_predecessor(self) -> bool:
+        """May the grid start early? Only one that waits before it touches a tensor."""
+        return any(isinstance(s, PdlWait) for s in self.program.prologue)
+
     def _launch(self, out: Writer, kernel: str) -> None:
         d = self.outputs[0].name
         host_grouped.print_sizes(out, self.problem, d)
@@ -368,6 +372,8 @@ class Sm90Host:
                 "min_blocks_per_mp=1,",
                 "stream=stream,",
             )
+            if self._waits_for_predecessor():
+                out.line("use_pdl=True,")
         out.line(")")
 
     def _argument(self, parameter: str) -> str:

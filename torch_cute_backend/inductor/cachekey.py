@@ -61,7 +61,8 @@ class PluginPass(CustomGraphModulePass):  # type: ignore[misc]
         """None, which keeps Inductor from caching, if ``inner`` says so."""
         early.on_key()
         settings = config.get()
-        mine = (*plugin_id(), settings.enabled, settings.decide_early)
+        switches = (settings.enabled, settings.decide_early, settings.dependent_launch)
+        mine = (*plugin_id(), *switches)
         if self.inner is None:
             return mine
         theirs = self.inner.uuid()

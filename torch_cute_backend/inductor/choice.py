@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from torch_cute_backend.inductor.grouped import grouped_request
 from torch_cute_backend.inductor.request import GemmRequest, OpCall, gemm_request
 from torch_cute_backend.inductor.target import Target, target_of
 from torch_cute_backend.inductor.views import View, unwrap
-from torch_cute_backend.problem import GROUPED_OPS
+from torch_cute_backend.problem import GROUPED_OPS, GemmProblem
 from torch_cute_backend.runtime.pool import can_compile
 from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.status import Status
@@ -254,7 +254,8 @@ def build_candidates(request: GemmRequest) -> list[Candidate] | Status:
         return Status.no(f"no kernels for {target.name}")
     built: list[Candidate] = []
     refused = Status.ok()
-    for choice in lookup.candidates(request.problem, arch, limit=MAX_CANDIDATES):
+    for found in lookup.candidates(request.problem, arch, limit=MAX_CANDIDATES):
+        choice = replace(found, schedule=as_launched(found.schedule, request.problem))
         result = _checked_build(request, target, arch, choice.schedule)
         if isinstance(result, KernelBuild):
             built.append(Candidate(request, target, arch, choice, result))
@@ -265,6 +266,13 @@ def build_candidates(request: GemmRequest) -> list[Candidate] | Status:
     if refused:
         return Status.no(f"no schedule of {arch.name} fits the problem")
     return refused
+
+
+def as_launched(schedule: GemmSchedule, problem: GemmProblem) -> GemmSchedule:
+    """``schedule`` as a dependent of the kernel before it, where settings say so."""
+    if not config.get().dependent_launch or problem.is_grouped:
+        return schedule
+    return replace(schedule, launch="dependent")
 
 
 def _checked_build(

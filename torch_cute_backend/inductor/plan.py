@@ -17,7 +17,12 @@ from torch._inductor.virtualized import V
 from torch_cute_backend import build
 from torch_cute_backend.build import KernelBuild
 from torch_cute_backend.inductor import compat
-from torch_cute_backend.inductor.choice import Candidate, Render, check_arguments
+from torch_cute_backend.inductor.choice import (
+    Candidate,
+    Render,
+    as_launched,
+    check_arguments,
+)
 from torch_cute_backend.inductor.epilogue import BoundEpilogue, fuse
 from torch_cute_backend.inductor.spec import KernelSpec, Variant
 from torch_cute_backend.inductor.views import View
@@ -187,8 +192,9 @@ def _build_for(
     chosen = lookup.choose(there, arch)
     if isinstance(chosen, Status):
         return chosen
-    status = candidate.target.usable(there, chosen.schedule)
-    return _build(candidate, problem, epilogue, chosen.schedule) if status else status
+    schedule = as_launched(chosen.schedule, there)
+    status = candidate.target.usable(there, schedule)
+    return _build(candidate, problem, epilogue, schedule) if status else status
 
 
 def _build(

@@ -37,6 +37,7 @@ RULES: tuple[Rule, ...] = (
     Rule("region_shape", structure.region_shape),
     Rule("prologue_sync", structure.prologue_sync),
     Rule("cta_barriers", structure.cta_barriers),
+    Rule("dependent_launch", structure.dependent_launch),
     Rule("pipeline_roles", pipelines.pipeline_roles),
     Rule("bracketing", pipelines.bracketing),
     Rule("in_step", pipelines.in_step),

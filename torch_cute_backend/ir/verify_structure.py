@@ -7,7 +7,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from itertools import groupby
 
-from torch_cute_backend.ir.effects import Sync, SyncArrive, SyncWait
+from torch_cute_backend.ir.effects import (
+    Launch,
+    Read,
+    Sync,
+    SyncArrive,
+    SyncWait,
+    Write,
+)
 from torch_cute_backend.ir.ops import Body, Stmt, walk
 from torch_cute_backend.ir.printer import print_statement
 from torch_cute_backend.ir.program import Program
@@ -18,6 +25,7 @@ from torch_cute_backend.ir.structure import (
     SubtileLoop,
     TileLoop,
 )
+from torch_cute_backend.ir.sync import PdlLaunch, PdlWait, PrefetchDescriptors
 from torch_cute_backend.ir.values import (
     Buffer,
     NamedBarrier,
@@ -118,8 +126,8 @@ def region_shape(program: Program) -> Messages:
 
 def prologue_sync(program: Program) -> Messages:
     """The prologue publishes what it sets up: behind its last barrier of all threads
-    only a role's own set-up, or statements without effects, may follow. (Whether that
-    set-up races with another role is the ordering rule's to say.)"""
+    only a role's own set-up may follow, and what sets up nothing: no effects, or those
+    on other grids. (Whether a role's set-up races is the ordering rule's to say.)"""
     last = -1
     for i, stmt in enumerate(program.prologue):
         if stmt.role is None and _syncs(stmt):
@@ -128,7 +136,8 @@ def prologue_sync(program: Program) -> Messages:
         yield "the prologue has no barrier of all threads, expected one"
         return
     for stmt in program.prologue[last + 1 :]:
-        if stmt.effects() and stmt.role is None:
+        sets_up = any(not isinstance(e, Launch) for e in stmt.effects())
+        if sets_up and stmt.role is None:
             yield f"{print_statement(stmt)} stands behind the prologue's last barrier"
 
 
@@ -137,6 +146,34 @@ def cta_barriers(program: Program) -> Messages:
     for stmt, role in runs(program.top()):
         if role is not None and _syncs(stmt):
             yield f"{print_statement(stmt)} in role {role}, expected all threads"
+
+
+def dependent_launch(program: Program) -> Messages:
+    """A grid that may start before its predecessor's end waits for it in every thread,
+    once, before anything touches global memory, and only then lets its own successor
+    start: the end of this grid must imply the end of all before it."""
+    waits = [s for s in program.walk() if isinstance(s, PdlWait)]
+    launches = [s for s in program.walk() if isinstance(s, PdlLaunch)]
+    if not waits and not launches:
+        return
+    at = next((i for i, s in enumerate(program.prologue) if s in waits), None)
+    if at is None or len(waits) != 1 or waits[0].role is not None:
+        yield f"found {len(waits)} PdlWait, expected one of all threads in the prologue"
+        return
+    for stmt in program.prologue[:at]:
+        if isinstance(stmt, PdlLaunch):
+            yield f"{print_statement(stmt)} stands before PdlWait"
+        # Descriptors are parameters of the launch, not data of a predecessor.
+        data = not isinstance(stmt, PrefetchDescriptors)
+        if data and any(_touches_global(s) for s in walk((stmt,))):
+            yield f"{print_statement(stmt)} touches global memory before PdlWait"
+
+
+def _touches_global(stmt: Stmt) -> bool:
+    return any(
+        isinstance(e, (Read, Write)) and e.buffer.space is Space.GMEM
+        for e in stmt.effects()
+    )
 
 
 def runs(body: Body, role: Role | None = None) -> Iterator[tuple[Stmt, Role | None]]:

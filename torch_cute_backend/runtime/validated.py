@@ -44,12 +44,14 @@ class KernelClass:
             products.
         cta_group: CTAs that share one MMA.
         cluster: ``"single"`` or ``"multicast"``.
+        launch: as :attr:`GemmSchedule.launch`.
     """
 
     arch: str
     family: str
     cta_group: int
     cluster: str
+    launch: str = "plain"
 
     @classmethod
     def of(
@@ -58,12 +60,13 @@ class KernelClass:
         cluster = "single" if schedule.cluster_size == 1 else "multicast"
         dual = "-dual" if problem.epilogue.products > 1 else ""
         family = problem.family + dual
-        return cls(arch.name, family, schedule.cta_group, cluster)
+        return cls(arch.name, family, schedule.cta_group, cluster, schedule.launch)
 
     def __str__(self) -> str:
-        return (
+        text = (
             f"{self.arch} {self.family}, {self.cta_group}-CTA, {self.cluster} cluster"
         )
+        return text + ("" if self.launch == "plain" else f", {self.launch} launch")
 
 
 @dataclass(frozen=True)

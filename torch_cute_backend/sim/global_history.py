@@ -36,10 +36,16 @@ class Access:
 
 
 class GlobalHistory:
-    """Last writer of every byte of the tensors that a launch writes."""
+    """Last writer of every byte of the tensors that a launch writes.
 
-    def __init__(self, clusters: int, report: Report) -> None:
+    ``dependent``: the kernel before this one may still run and touch every tensor,
+    until a ``griddepcontrol.wait``.
+    """
+
+    def __init__(self, clusters: int, report: Report, dependent: bool = False) -> None:
         self.report = report
+        self.dependent = dependent
+        self.waits: list[dict[int, int]] = [{} for _ in range(clusters)]
         self.published = np.ones(clusters, np.int64)
         self.seen = np.zeros((clusters, clusters), np.int64)
         self.rows: dict[int, np.ndarray] = {}
@@ -52,17 +58,37 @@ class GlobalHistory:
         """A cluster sees everything published so far."""
         np.maximum(self.seen[cluster], self.published - 1, out=self.seen[cluster])
 
+    def wait_predecessor(self, cluster: int, agent: int, clock: int) -> None:
+        """An agent has seen the end of the kernel before this one."""
+        self.waits[cluster].setdefault(agent, clock)
+
+    def _predecessor(self, region: Region, access: Access, line: int) -> None:
+        """Is the access ordered behind some agent's wait for the kernel before?"""
+        waits = self.waits[access.cluster]
+        if any(clock <= access.order[agent] for agent, clock in waits.items()):
+            return
+        self.report(
+            "race",
+            f"global memory {region.tensor.name}: access by {access.name} is not "
+            "ordered behind griddepcontrol.wait; the kernel before may still run",
+            line,
+        )
+
     def read(self, region: Region, pick: Pick, access: Access, line: int) -> None:
         """Check a read of the bytes that ``pick`` selects.
 
         ``pick`` is an index, or a function from a per-byte array to a view of it.
         """
+        if self.dependent:
+            self._predecessor(region, access, line)
         rows = self.rows.get(region.start)
         if rows is not None:
             self._check(rows, region, pick, access, line, "read")
 
     def write(self, region: Region, pick: Pick, access: Access, line: int) -> None:
         """Check and record a write."""
+        if self.dependent:
+            self._predecessor(region, access, line)
         rows = self.rows.get(region.start)
         if rows is None:
             rows = np.zeros((3, len(region.bytes)), np.int32)
@@ -130,6 +156,9 @@ class NoHistory(GlobalHistory):
 
     def __init__(self) -> None:
         pass
+
+    def wait_predecessor(self, *_: Any, **__: Any) -> None:
+        return
 
     def release(self, cluster: int) -> None:
         return

@@ -159,10 +159,12 @@ class WarpOps(WarpState):
         self._whole(g, M32, line)
 
     def griddep(self, kind: str, line: int) -> None:
-        """griddepcontrol: a single launch has no predecessor.
-
-        So both forms do nothing.
+        """griddepcontrol. No other kernel runs here, so nothing is waited for; but
+        what is not ordered behind the wait could run beside one.
         """
+        if kind == "wait":
+            clock = self.clock.epoch()
+            self.engine.history.wait_predecessor(self.cluster.number, self.agent, clock)
 
     def trap(self, line: int) -> int:
         """trap ends the kernel."""

@@ -78,7 +78,9 @@ def run_launch(
     engine.roles = dict(roles or {})
     engine.trace = Trace() if trace else None
     if checks:
-        engine.history = GlobalHistory(len(cluster_positions(launch)), engine.report)
+        engine.history = GlobalHistory(
+            len(cluster_positions(launch)), engine.report, _is_dependent(program)
+        )
     engine.memory = GlobalMemory(tensors, engine.report, engine.history)
     engine.params = _pack_params(program, launch)
     engine.strict_wait = "tcgen05.wait::ld" in ptx
@@ -131,6 +133,12 @@ def run_launch(
         deadlocked=engine.deadlocked,
         ptx=ptx,
     )
+
+
+def _is_dependent(program: Program) -> bool:
+    """Is the kernel made to start before the one before it has ended?"""
+    instructions = (i for block in program.flow.blocks for i in block.instrs)
+    return any(i.parts[0] == "griddepcontrol" for i in instructions)
 
 
 def check_target(target: str) -> None:

@@ -33,6 +33,8 @@ from torch_cute_backend.ir.sync import (
     PartitionMma,
     PartitionTma,
     PassTurn,
+    PdlLaunch,
+    PdlWait,
     PipelineStates,
     PrefetchDescriptors,
     SetRegisters,
@@ -63,6 +65,9 @@ def prologue(res: DenseResources, schedule: GemmSchedule) -> Body:
     if res.tmem is not None:
         shared.append(TmemAlloc(buffer=res.tmem, columns=res.tmem_columns))
     shared.append(InitSync(cluster=schedule.cluster_size > 1))
+    if schedule.launch == "dependent":
+        # The next kernel may start at once: it waits for all of this one.
+        shared += [PdlWait(), PdlLaunch()]
     load, mma, epilogue = res.load, res.mma, res.epilogue
     own: list[Stmt] = [
         PartitionTma(role=load, buffers=(res.a, *(p.b for p in res.products))),
