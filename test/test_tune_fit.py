@@ -12,14 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from build_helper import fp8
 from torch.testing._internal.common_utils import TestCase, run_tests
 
 from torch_cute_backend.arch import SM90, SM100
 from torch_cute_backend.bench import results
-from torch_cute_backend.bench.cases import problem_of
+from torch_cute_backend.bench.cases import Case, problem_of
 from torch_cute_backend.bench.results import OURS
+from torch_cute_backend.build import build_kernel
 from torch_cute_backend.errors import UserError
-from torch_cute_backend.tuning import model
+from torch_cute_backend.problem import Accum
+from torch_cute_backend.tuning import model, search
 from torch_cute_backend.tuning.fit import complete
 from torch_cute_backend.tuning.rates import RATES, Rates
 
@@ -134,6 +137,24 @@ class TestParts(TestCase):
         best = model.rank(problem, SM90, 1)[0]
         (other,) = model.variants(problem, best, SM90)
         self.assertEqual({best.l2_policy, other.l2_policy}, {"normal", "stream_b"})
+
+    def test_other_roles_are_valid_and_searched_only(self):
+        wanted = {"fast": ("math", "pingpong"), "exact": ("promotion", "overlap")}
+        for accum, (field, value) in wanted.items():
+            problem = fp8(4096, 4096, 4096, accum=Accum(accum))
+            made = model.other_roles(problem, SM90)
+            self.assertIn(value, {getattr(s, field) for s in made})
+            for s in made:
+                self.assertTrue(s.validate(problem, SM90))
+                self.assertTrue(build_kernel(problem, s, SM90))
+            self.assertEqual(set(made) & set(model.rank(problem, SM90, 1000)), set())
+            case = Case("tune", "fp8", (4096, 4096, 4096))
+            found = search.candidates(case, Accum(accum), SM90)
+            self.assertEqual(set(made) - set(found), set())
+        problem = fp8(4096, 4096, 4096)
+        self.assertEqual(model.other_roles(problem, SM100), [])
+        few = fp8(64, 5120, 5120)
+        self.assertEqual(model.other_roles(few, SM90), [])
 
     def test_few_stages_limit_the_rate(self):
         problem = problem_of("fp8", (64, 5120, 5120))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
 from torch_cute_backend.arch.spec import ArchSpec
 from torch_cute_backend.problem import Accum, GemmProblem
@@ -27,12 +30,14 @@ def complete(
     cluster_n: int = 1,
     math_warpgroups: int = 1,
     raster: str = "along_m",
+    roles: Mapping[str, str] = MappingProxyType({}),
 ) -> GemmSchedule:
     """A schedule with this tile, as deep an A/B pipeline as shared memory holds and the
     widest epilogue subtile. It may still be invalid: ask ``validate``.
 
     Args:
         k_bytes: bytes of K in one stage, a multiple of 128.
+        roles: ``math``, ``registers`` and ``promotion`` where not the usual ones.
     """
     one_row = problem.group_sizes[0] <= tile_m * cluster_m
     l2_policy = "stream_b" if one_row else "normal"
@@ -49,6 +54,7 @@ def complete(
         raster=raster,
         l2_policy=l2_policy,
     )
+    draft = replace(draft, **dict[str, Any](roles))
     return _deepen(problem, arch, _with_subtiles(problem, arch, draft), MAX_AB_STAGES)
 
 
@@ -84,8 +90,8 @@ def _with_subtiles(
 
 def _widths(problem: GemmProblem, arch: ArchSpec, s: GemmSchedule) -> list[int]:
     """Subtile widths worth trying, the widest first."""
-    accumulators = s.tile_m * s.tile_n // (WARPGROUP_THREADS * s.math_warpgroups)
-    in_registers = "math" in arch.required_roles
+    accumulators = s.tile_m * s.tile_n // (WARPGROUP_THREADS * s.tile_warpgroups)
+    in_registers = "math" in arch.required_roles and s.registers == "even"
     widest = s.tile_n
     if in_registers and accumulators >= TIGHT_ACCUMULATORS:
         widest = min(widest, TIGHT_STAGED_ROW_BYTES // problem.out_dtype.bytes)

@@ -23,6 +23,7 @@ __all__ = [
     "Estimate",
     "Work",
     "estimate",
+    "other_roles",
     "rank",
     "scored",
     "seconds",
@@ -40,6 +41,13 @@ _SM90_TILES = (
     *((64, n, 1) for n in (8, 16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256)),
     *((128, n, 2) for n in (32, 64, 96, 128, 160, 192, 256)),
     (256, 128, 2),
+)
+_PINGPONG = {"math": "pingpong"}
+_SM90_FAST_ROLES = ((128, 128, _PINGPONG), (64, 256, _PINGPONG))
+_MOVED = {"registers": "moved"}
+_SM90_EXACT_ROLES = (
+    (128, 128, {**_MOVED, "promotion": "overlap"}),
+    *((128, n, _MOVED) for n in (160, 192)),
 )
 _SM100_TILES = (
     *((64, n, 1) for n in (16, 32, 64, 128, 256)),
@@ -87,6 +95,35 @@ def _sensible(
         return False
     small = tile_m <= _MMA_M and tile_n <= 96
     return (k_bytes > 128) == small
+
+
+def other_roles(problem: GemmProblem, arch: ArchSpec) -> list[GemmSchedule]:
+    """Schedules whose warps share the work in another way: to search over only, since
+    the model knows nothing of what they gain."""
+    if arch.mma != "wgmma" or problem.is_grouped:
+        return []
+    listed = _SM90_EXACT_ROLES if exact_fp8(problem) else _SM90_FAST_ROLES
+    found = []
+    for tile_m, tile_n, roles in listed:
+        # With a tile a CTA there is nothing to overlap.
+        if -(-problem.m // tile_m) * -(-problem.n // tile_n) <= arch.default_sms:
+            continue
+        for cluster in ((1, 1), (2, 1), (1, 2), (2, 2)):
+            if not _sensible(problem, (tile_m, tile_n), cluster, 128):
+                continue
+            s = complete(
+                problem,
+                arch,
+                tile_m,
+                tile_n,
+                cluster_m=cluster[0],
+                cluster_n=cluster[1],
+                math_warpgroups=2,
+                roles=roles,
+            )
+            if s.ab_stages >= _MIN_STAGES and s.validate(problem, arch):
+                found.append(s)
+    return found
 
 
 def variants(
