@@ -125,7 +125,7 @@ class TestChild(TestCase):
         self.open()
         self.assertIn("unknown provider", self.add("nobody")["error"])
         self.assertIn("not a Python file", self.add("mine=none.py")["error"])
-        self.assertIn("cannot be imported", self.add("deep_gemm")["error"])
+        self.assertIn("is not installed", self.add("deep_gemm")["error"])
 
     def test_a_new_case_forgets_the_old(self):
         self.open()

@@ -6,14 +6,18 @@ parent is fed children that pass, fail, crash and hang.
 
 from __future__ import annotations
 
+import json
 import logging
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
 import torch
+from build_helper import grouped
+from grouped_reference import grouped_product
 from torch.testing._internal.common_utils import (
     TestCase,
     instantiate_parametrized_tests,
@@ -23,9 +27,9 @@ from torch.testing._internal.common_utils import (
 
 from torch_cute_backend import config
 from torch_cute_backend.arch import SM90
-from torch_cute_backend.dtypes import E4M3
+from torch_cute_backend.dtypes import BFLOAT16, E4M3
 from torch_cute_backend.epilogue.graph import EpilogueGraph, InputKind
-from torch_cute_backend.problem import GemmProblem
+from torch_cute_backend.problem import GemmProblem, Grouping
 from torch_cute_backend.runtime import device, selftest, validated
 from torch_cute_backend.runtime.validated import KernelClass, Validation
 from torch_cute_backend.schedule import GemmSchedule
@@ -204,7 +208,56 @@ class TestChecker(TestCase):
         self.assertEqual(exact, (a.float() @ b.float()).bfloat16())
 
 
+GROUPINGS = [
+    (family, grouping)
+    for family in ("bf16", "fp8")
+    for grouping in (Grouping.M, Grouping.N, Grouping.K, Grouping.BATCH)
+]
+
+
+class TestGroupedChecker(TestCase):
+    """As :class:`TestChecker`, for grouped kernels."""
+
+    def built(self, family, grouping):
+        problem = grouped(grouping, dtype=E4M3 if family == "fp8" else BFLOAT16)
+        schedule = replace(SCHEDULE, scheduler="grouped_static")
+        row = validated.self_test_request(problem, schedule, "sm_90a", 0)
+        row = json.loads(json.dumps(row))
+        problem, schedule = selftest.test_problem(row)
+        return SimpleNamespace(problem=problem, schedule=schedule)
+
+    def check(self, built, wrong=lambda exact: exact):
+        def run(built, a, b, *scales, offsets, out, num_ctas):
+            grouping = built.problem.grouping
+            exact = grouped_product(grouping, a, b.mT, scales, offsets)
+            exact = torch.where(exact.isnan(), out[0].float(), exact)
+            out[0].copy_(wrong(exact))
+
+        return selftest.check(built, "cpu", run, (2, None))
+
+    @parametrize("family,grouping", GROUPINGS)
+    def test_right_kernel(self, family, grouping):
+        built = self.built(family, grouping)
+        self.assertEqual(str(built.problem.validate()), "ok")
+        self.assertIsNone(self.check(built))
+
+    @parametrize("family,grouping", GROUPINGS)
+    def test_wrong_kernel(self, family, grouping):
+        built = self.built(family, grouping)
+
+        def one_element(exact):
+            exact[tuple((~exact.isnan()).nonzero()[-1])] += 1
+            return exact
+
+        for wrong in (torch.zeros_like, lambda exact: exact * 1.01, one_element):
+            self.assertIn("elements are wrong", self.check(built, wrong))
+        if grouping in (Grouping.M, Grouping.N):
+            spread = self.check(built, lambda exact: exact.nan_to_num())
+            self.assertIn("elements are wrong", spread)
+
+
 instantiate_parametrized_tests(TestUsable)
+instantiate_parametrized_tests(TestGroupedChecker)
 instantiate_parametrized_tests(TestChecker)
 
 if __name__ == "__main__":

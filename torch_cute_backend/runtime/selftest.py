@@ -17,7 +17,14 @@ from torch_cute_backend.arch import arch_spec
 from torch_cute_backend.dtypes import BFLOAT16, dtype
 from torch_cute_backend.epilogue.graph import EpilogueGraph, InputKind
 from torch_cute_backend.errors import CompileError, CuteBackendError
-from torch_cute_backend.problem import SCALE_INPUTS, Accum, GemmProblem, Major
+from torch_cute_backend.problem import (
+    SCALE_INPUTS,
+    Accum,
+    GemmProblem,
+    Grouping,
+    Major,
+)
+from torch_cute_backend.runtime import selftest_grouped
 from torch_cute_backend.runtime.pool import shared_pool
 from torch_cute_backend.runtime.worker import private_stdout
 from torch_cute_backend.schedule import GemmSchedule
@@ -52,6 +59,9 @@ def test_problem(request: dict[str, Any]) -> tuple[GemmProblem, GemmSchedule]:
         accum=Accum(request["accum"]),
         epilogue=EpilogueGraph.linear(BFLOAT16, scale_a, scale_b),
     )
+    grouping = Grouping(request["grouping"])
+    if grouping is not Grouping.NONE:
+        problem = selftest_grouped.with_groups(problem, schedule, grouping)
     return problem, schedule
 
 
@@ -112,16 +122,23 @@ def check(
     """Run the kernel for each CTA limit; what is wrong, or None.
 
     Args:
-        run: as :func:`~torch_cute_backend.runtime.gemm.run`.
+        run: as :func:`gemm.run`, or :func:`grouped.run` for a grouped kernel.
         ctas: limits on the number of CTAs; None is one an SM.
     """
     import torch
 
-    tensors, exact = operands(built.problem, place)
+    options: dict[str, Any] = {}
+    if built.problem.is_grouped:
+        made = selftest_grouped.operands(built.problem, built.schedule, place)
+        tensors, exact = [made.a, made.b, *made.inputs], made.exact
+        options["offsets"] = made.offsets
+    else:
+        tensors, exact = operands(built.problem, place)
     for limit in ctas:
         out = torch.full_like(exact, float("nan"))
-        run(built, *tensors, out=[out], num_ctas=limit)
-        wrong = int((out != exact).sum())
+        run(built, *tensors, out=[out], num_ctas=limit, **options)
+        # What is in no group is NaN before and after.
+        wrong = int((~((out == exact) | (out.isnan() & exact.isnan()))).sum())
         if wrong:
             return f"{wrong} of {out.numel()} elements are wrong with {limit} CTAs"
     return None
@@ -131,13 +148,14 @@ def handle(request: dict[str, Any]) -> dict[str, Any]:
     """Run one request on its GPU."""
     import torch
 
-    from torch_cute_backend.runtime import gemm
+    from torch_cute_backend.runtime import gemm, grouped
 
     try:
         built = build(request)
+        run = grouped.run if built.problem.is_grouped else gemm.run
         place = torch.device("cuda", request["device"])
         few = 2 * built.schedule.cluster_size * built.schedule.cta_group
-        problem = check(built, place, gemm.run, (few, None))
+        problem = check(built, place, run, (few, None))
         torch.cuda.synchronize(place)
     except (CuteBackendError, RuntimeError) as error:
         return {"ok": False, "error": f"{type(error).__name__}: {error}"}

@@ -180,6 +180,7 @@ def self_test_request(
         "b_major": problem.b_major.value,
         "scaling": problem.scaling,
         "accum": problem.accum.value,
+        "grouping": problem.grouping.value,
         "schedule": schedule.to_json(),
     }
 
