@@ -17,7 +17,7 @@ from torch_cute_backend.codegen.source import KernelSource
 from torch_cute_backend.ir.program import Program
 from torch_cute_backend.passes import run_pipeline
 from torch_cute_backend.passes.remarks import Omission
-from torch_cute_backend.problem import GemmProblem, Grouping
+from torch_cute_backend.problem import GemmProblem
 from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.status import Status
 from torch_cute_backend.templates.dense_gemm import build_dense_gemm
@@ -59,8 +59,6 @@ def build_kernel(
         return status
     if problem.is_grouped and arch.mma != "wgmma":
         return Status.no(f"no grouped kernels on {arch.name}")
-    if problem.grouping is Grouping.K:
-        return Status.no("no kernel for groups along K")
     template = build_grouped_gemm if problem.is_grouped else build_dense_gemm
     inline = template(problem, schedule, arch)
     result = run_pipeline(

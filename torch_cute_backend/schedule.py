@@ -11,7 +11,7 @@ from typing import Any
 
 from torch_cute_backend.arch.spec import ArchSpec
 from torch_cute_backend.errors import TableError
-from torch_cute_backend.problem import GemmProblem
+from torch_cute_backend.problem import GemmProblem, Grouping
 from torch_cute_backend.schedulers import SCHEDULERS
 from torch_cute_backend.status import Status
 
@@ -174,6 +174,10 @@ class GemmSchedule:
                 not problem.is_grouped or self.launch == "plain",
                 "a grouped kernel reads its groups' ends first, so it is launched "
                 "plainly",
+            ),
+            (
+                problem.grouping is not Grouping.K or self.promotion == "wait",
+                f"promotion {self.promotion!r} does not go with ragged K",
             ),
             (
                 self.dead_loads in ("keep", "drop"),

@@ -9,11 +9,15 @@ from __future__ import annotations
 from torch_cute_backend.codegen import names
 from torch_cute_backend.codegen.emit import Emitter, emits
 from torch_cute_backend.codegen.shapes import output_index, where
+from torch_cute_backend.dtypes import dtype
 from torch_cute_backend.errors import CodegenError
 from torch_cute_backend.ir import dataflow as flow
 from torch_cute_backend.ir import structure as st
-from torch_cute_backend.problem import Grouping
+from torch_cute_backend.ir.values import Buffer
+from torch_cute_backend.problem import Grouping, Major
 
+CHUNK_BYTES = 16
+"""What one thread stores at a time."""
 RAGGED_SIZES = {
     Grouping.M: ("m", "TILE_M * CLUSTER_M", "tiles_n"),
     Grouping.N: ("n", "TILE_N * CLUSTER_N", "tiles_m"),
@@ -104,6 +108,68 @@ class GroupedEmitter(Emitter):
     def select(self, x: str, tensor: str) -> None:
         """Views of ``tensor``'s boxes from its first element on; an arch's to say."""
         raise CodegenError(f"{type(self).__name__} selects no tiles of {x}")
+
+    @emits(flow.ZeroTail)
+    def zero_tail(self, s: flow.ZeroTail) -> None:
+        if s.role is None:
+            raise CodegenError("a zeroed tail of all threads")
+        out, problem = self.out, self.problem
+        stage = f"{names.consumer_state(s.pipeline)}.index"
+        out.comment("The group's K ends in this k tile: zero what follows, 16 bytes of")
+        out.comment("one thread at a time.")
+        out.line(f"tail = cutlass.max({s.left}, 0)")
+        for buffer, rows, major in (
+            (s.a, "TILE_M", problem.a_major),
+            (s.b, "TILE_N", problem.b_major),
+        ):
+            kind = dtype(buffer.dtype)
+            each, element = CHUNK_BYTES // kind.bytes, f"cutlass.{kind.cutlass}"
+            zeros = f"zeros_{names.camel(buffer.name).lower()}"
+            out.line(f"{zeros} = cute.make_rmem_tensor({each}, {element})")
+            out.line(f"{zeros}.fill({element}(0.0))")
+            count = f"{rows} * (TILE_K // {each} - tail // {each})"
+            if major is Major.MN:
+                count = f"{rows} // {each} * (TILE_K - tail)"
+            steps = (self.mma_thread, count, f"{s.role.threads}", "unroll=1")
+            out.call("for i in cutlass.range(", steps, "):")
+            with out.indent():
+                if major is Major.MN:
+                    self._zero_column(buffer, rows, zeros, each, stage)
+                else:
+                    self._zero_row(buffer, rows, zeros, each, stage)
+
+    mma_thread = "tidx"
+    """A thread's number within the role that issues MMAs, which zeroes tails."""
+
+    def _zero_column(
+        self, buffer: Buffer, rows: str, zeros: str, each: int, stage: str
+    ) -> None:
+        """``each`` rows of one column, which are neighbours in MN-major memory."""
+        groups = f"({rows} // {each})"
+        where = f"(i % {groups}, tail + i // {groups}, {stage})"
+        self._chunk(buffer, f"({each}, 1, 1)", where, "(None, 0, 0)")
+        self.out.line(f"cute.autovec_copy({zeros}, chunk)")
+
+    def _zero_row(
+        self, buffer: Buffer, rows: str, zeros: str, each: int, stage: str
+    ) -> None:
+        """``each`` columns of one row; of the first chunk only some may go."""
+        out = self.out
+        out.line(f"col = tail // {each} + i // {rows}")
+        where = f"(i % {rows}, col, {stage})"
+        self._chunk(buffer, f"(1, {each}, 1)", where, "(0, None, 0)")
+        with out.block(f"if col * {each} >= tail:"):
+            out.line(f"cute.autovec_copy({zeros}, chunk)")
+        with (
+            out.block("else:"),
+            out.block(f"for j in range_constexpr({each}):"),
+            out.block(f"if col * {each} + j >= tail:"),
+        ):
+            out.line(f"chunk[j] = {zeros}[j]")
+
+    def _chunk(self, buffer: Buffer, tiler: str, where: str, mode: str) -> None:
+        self.out.call("chunks = cute.local_tile(", (str(buffer), tiler, where))
+        self.out.line(f"chunk = chunks[{mode}]")
 
     @emits(flow.PartialStore)
     def partial_store(self, s: flow.PartialStore) -> None:

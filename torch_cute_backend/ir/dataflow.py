@@ -125,6 +125,22 @@ class TmaLoad(Stmt):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ZeroTail(Stmt):
+    """Zero what lies behind the first ``left`` elements of K, all of it if that is not
+    positive, in the current stage of ``a`` and ``b``: the end of a group's K. The MMA
+    reads it next, so a :class:`~ir.sync.Fence` and a meeting of the role's warps must
+    follow. Both operands, since zero times NaN is no zero."""
+
+    a: Buffer
+    b: Buffer
+    pipeline: Pipeline
+    left: Expr
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (Write(self.a, disjoint=True), Write(self.b, disjoint=True))
+
+
+@dataclass(frozen=True, kw_only=True)
 class AccumulatorClear(Stmt):
     """Zero a register accumulator."""
 

@@ -19,7 +19,7 @@ Whatever is not understood orders nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import combinations
 
 from torch_cute_backend.ir.accesses import (
@@ -32,7 +32,7 @@ from torch_cute_backend.ir.accesses import (
     end_of,
     unordered,
 )
-from torch_cute_backend.ir.dataflow import MmaDrain
+from torch_cute_backend.ir.dataflow import ConsumerRelease, ConsumerWait, MmaDrain
 from torch_cute_backend.ir.effects import (
     Alloc,
     Arrive,
@@ -136,10 +136,28 @@ class _Check:
             held = access.site.holds_pipeline(pipeline) is not None
             if not held or access.buffer not in pipeline.carries:
                 continue
-            covered = {End.PRODUCER: _announced, End.CONSUMER: _given_back}
+            covered = {End.PRODUCER: _announced, End.CONSUMER: self._given_back}
             if end in covered and covered[end](access, pipeline):
                 return pipeline
         return None
+
+    def _given_back(self, access: Access, pipeline: Pipeline) -> bool:
+        """Does the release wait for this consumer access to complete?
+
+        A release of a wgmma pipeline waits for its group first, tcgen05.commit arrives
+        after the MMAs before it; neither covers the other's operations. TMA fills the
+        stage next, so a change of it by ordinary stores needs a proxy fence before.
+        """
+        if access.mutates and access.asynchronous:
+            return False
+        if access.mutates:
+            return self.schedules.fenced(access.site, _releases(pipeline))
+        if not access.asynchronous:
+            return True
+        wgmma = Issue(Queue.WGMMA) in access.site.effects
+        if pipeline.kind is PipelineKind.TMA_WGMMA:
+            return wgmma
+        return pipeline.kind is PipelineKind.TMA_UMMA and not wgmma
 
     def _by_pipeline(self, x: Access, y: Access) -> bool:
         pipeline = self._bracket(x)
@@ -182,7 +200,7 @@ class _Check:
             return True
         if self._after_pipeline(x, y) or self._after_pipeline(y, x):
             return True
-        if self._same_ring(x, y):
+        if self._same_ring(x, y) or self._same_stage(x, y):
             return True
         return self.schedules.ordered(x.site, x.effect, y.site, y.effect)
 
@@ -200,6 +218,18 @@ class _Check:
             return True
         same = x.site.order == y.site.order
         return same and self._once_a_stage(x.site, pipeline)
+
+    def _same_stage(self, x: Access, y: Access) -> bool:
+        """Consumer accesses of one ring: between two holds of one stage lie its release
+        and the producer's next commit, so the order within each hold is all there is
+        to see."""
+        pipeline = self._bracket(x)
+        if pipeline is None or pipeline != self._bracket(y):
+            return False
+        if end_of(pipeline, x.site.role) is not End.CONSUMER:
+            return False
+        ends = _waits(pipeline)
+        return self.schedules.ordered(x.site, x.effect, y.site, y.effect, ends)
 
     def _once_a_stage(self, site: Site, pipeline: Pipeline) -> bool:
         hold = site.holds_pipeline(pipeline)
@@ -239,21 +269,15 @@ def _announced(access: Access, pipeline: Pipeline) -> bool:
     return Arrive(pipeline, full=True) in access.site.effects
 
 
-def _given_back(access: Access, pipeline: Pipeline) -> bool:
-    """Does the release wait for this consumer access to complete?
+def _releases(pipeline: Pipeline) -> Callable[[Stmt], bool]:
+    """Does a statement give a stage back?"""
+    kinds = (ConsumerRelease, MmaDrain)
+    return lambda s: isinstance(s, kinds) and s.pipeline == pipeline
 
-    A release of a wgmma pipeline waits for its group first, tcgen05.commit arrives
-    after the MMAs before it; neither covers the other's operations. Changing a stage
-    that TMA fills next would need a proxy fence, which no kind here has.
-    """
-    if access.mutates:
-        return False
-    if not access.asynchronous:
-        return True
-    wgmma = Issue(Queue.WGMMA) in access.site.effects
-    if pipeline.kind is PipelineKind.TMA_WGMMA:
-        return wgmma
-    return pipeline.kind is PipelineKind.TMA_UMMA and not wgmma
+
+def _waits(pipeline: Pipeline) -> Callable[[Stmt], bool]:
+    """Does a statement begin the hold of another stage?"""
+    return lambda s: isinstance(s, ConsumerWait) and s.pipeline == pipeline
 
 
 def _tensor_order(access: Access) -> bool:

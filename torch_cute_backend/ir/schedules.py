@@ -16,7 +16,7 @@ one of the two accesses does.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from torch_cute_backend.ir.effects import (
     Alloc,
@@ -30,6 +30,7 @@ from torch_cute_backend.ir.effects import (
     Read,
     Write,
 )
+from torch_cute_backend.ir.ops import Stmt
 from torch_cute_backend.ir.threads import (
     Section,
     Site,
@@ -71,6 +72,11 @@ class _Trace:
                     if isinstance(found, effect):
                         yield i, found
 
+    def between(self, i: int, j: int, found: Callable[[Stmt], bool]) -> bool:
+        """Is there such a statement between two positions?"""
+        first, last = sorted((i, j))
+        return any(found(s.site.stmt) for s in self.steps[first + 1 : last])
+
     def runs(self, barrier: NamedBarrier) -> tuple[Step, ...]:
         return tuple(self.steps[i] for i in self._syncs.get(barrier, []))
 
@@ -103,8 +109,16 @@ class Schedules:
         }
         self._barriers = tuple(barriers)
 
-    def ordered(self, x: Site, fx: Effect, y: Site, fy: Effect) -> bool:
-        """Is every execution of ``x`` ordered with every one of ``y``?"""
+    def ordered(
+        self,
+        x: Site,
+        fx: Effect,
+        y: Site,
+        fy: Effect,
+        apart: Callable[[Stmt], bool] | None = None,
+    ) -> bool:
+        """Is every execution of ``x`` ordered with every one of ``y``? Of one role,
+        those with a statement between them that sets them ``apart`` do not count."""
         if x.role is None or y.role is None:
             return False
         return all(
@@ -113,6 +127,22 @@ class Schedules:
             for i in t.positions(x)
             for j in u.positions(y)
             if not _different_stage(t.steps[i], fx, u.steps[j], fy)
+            and not (apart is not None and t is u and t.between(i, j, apart))
+        )
+
+    def fenced(self, site: Site, ends: Callable[[Stmt], bool]) -> bool:
+        """Is every execution followed by a proxy fence before a statement that ends its
+        hold?"""
+        if site.role is None:
+            return False
+        both = (self._traces[(site.role.name, trips)] for trips in TRIPS)
+        return all(
+            any(
+                not t.between(i, at, ends)
+                for at, _ in t.surely(ProxyFence, i, t.steps[i].path)
+            )
+            for t in both
+            for i in t.positions(site)
         )
 
     def drained(self, site: Site, effect: Effect) -> bool:

@@ -227,13 +227,15 @@ def _min_max(e: BlockEmitter, instr: Instr) -> None:
     kind = instr.parts[-1]
     largest = instr.parts[0] == "max"
     if kind[0] in "us":
-        if len(instr.parts) != 2:
+        relu = tuple(instr.parts[1:]) == ("relu", "s32")
+        if len(instr.parts) != 2 and not relu:
             raise UnsupportedPtx(instr.opcode, instr.line)
         bits, is_signed = _int_type(kind)
         a, b = (e.val(o, bits) for o in instr.operands[1:])
-        e.assign(
-            instr.operands[0], f"extreme({a}, {b}, {bits}, {is_signed}, {largest})"
-        )
+        text = f"extreme({a}, {b}, {bits}, {is_signed}, {largest})"
+        if relu:  # Negative results become 0 (PTX ISA, min and max).
+            text = f"extreme({text}, 0, {bits}, True, True)"
+        e.assign(instr.operands[0], text)
         return
     # PTX returns the number when one operand is NaN, unless .NaN is given.
     nan = "NaN" in instr.parts

@@ -10,6 +10,9 @@ is where a tile lies:
   reads beyond the group's end belongs to the next group, or is zero beyond the tensor.
 * It is not stored: such a tile is written element by element up to the group's end.
   Other tiles take the bulk store.
+* Ragged K: every tile is whole, but the last k tile reads into the next group's K. The
+  MMA's warps zero that part of both operands in shared memory, which also gives a group
+  without any K its exact zeros.
 
 There is one TMA descriptor a tensor, of rank 3 where the groups are stacked; nothing is
 rewritten on the device, and nothing is read on the host.
@@ -20,11 +23,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch_cute_backend.arch.spec import ArchSpec
-from torch_cute_backend.ir.dataflow import SelectTile
+from torch_cute_backend.ir.dataflow import SelectTile, ZeroTail
 from torch_cute_backend.ir.expr import BinOp, Const, Expr, Param, Ref
 from torch_cute_backend.ir.ops import Body
 from torch_cute_backend.ir.program import Program
 from torch_cute_backend.ir.structure import If, Let
+from torch_cute_backend.ir.sync import Fence, NamedBarrierSync
 from torch_cute_backend.ir.values import Scheduler, Var
 from torch_cute_backend.problem import GemmProblem, Grouping
 from torch_cute_backend.schedule import GemmSchedule
@@ -52,6 +56,7 @@ from torch_cute_backend.templates.tile import K_TILE, TILE, Exprs, WorkTile
 ROW = Var("tile_row")
 COL = Var("tile_col")
 SPARE = Var("spare")
+K_COUNT = Var("group_k_tiles")
 RAGGED = (Grouping.M, Grouping.N)
 
 
@@ -95,6 +100,7 @@ class _Place:
             Let(var=ROW, value=self._first(Grouping.M, TILE_M, "TILE_M")),
             Let(var=COL, value=self._first(Grouping.N, TILE_N, "TILE_N")),
             *(() if spare is None else (Let(var=SPARE, value=spare),)),
+            *((Let(var=K_COUNT, value=_k_count()),) if self.kind is Grouping.K else ()),
         )
 
     def _first(self, ragged: Grouping, index: Var, size: str) -> Expr:
@@ -120,6 +126,7 @@ class _Place:
         return WorkTile(
             a=(Ref(K_TILE),),
             b=(Ref(K_TILE),),
+            k_tiles=self._k_tiles(),
             origin=(Ref(ROW), Ref(COL), Ref(GROUP)),
             end=self._end(),
             spare=None if self._spare() is None else Ref(SPARE),
@@ -128,7 +135,25 @@ class _Place:
                 SelectTile(role=load, buffer=self.res.b, origin=self._operand("b")),
             ),
             before_store=() if self.res.staging is None else (select_d,),
+            before_mma=self._zero_tail(),
         )
+
+    def _k_tiles(self) -> Expr:
+        return Ref(K_COUNT) if self.kind is Grouping.K else Param("k_tiles")
+
+    def _zero_tail(self) -> Body:
+        """The last k tile of a group reads on into the next group's K, or is all that a
+        group without any K has."""
+        res, role = self.res, self.res.mma
+        if self.kind is not Grouping.K:
+            return ()
+        done = BinOp("*", Ref(K_TILE), Param("TILE_K"))
+        left = BinOp("-", BinOp("-", Ref(STOP), Ref(START)), done)
+        zero = ZeroTail(role=role, a=res.s_a, b=res.s_b, pipeline=res.ab, left=left)
+        body: Body = (zero, Fence(role=role))
+        if role == res.epilogue:
+            body = (*body, NamedBarrierSync(role=role, barrier=res.epi_barrier))
+        return (If(role=role, condition=BinOp("<", left, Param("TILE_K")), body=body),)
 
     def _end(self) -> Exprs:
         if self.kind is Grouping.M:
@@ -147,3 +172,10 @@ class _Place:
     def _output(self) -> Exprs:
         first = (Ref(ROW), Ref(COL))
         return first if self.kind in RAGGED else (*first, Ref(GROUP))
+
+
+def _k_count() -> Expr:
+    """K tiles of the group; one, of zeros, if it has no K."""
+    extent = BinOp("-", Ref(STOP), Ref(START))
+    filled = BinOp("-", BinOp("+", extent, Param("TILE_K")), Const(1))
+    return BinOp("max", BinOp("//", filled, Param("TILE_K")), Const(1))
