@@ -10,7 +10,8 @@ import difflib
 import os
 from pathlib import Path
 
-from kernel_cases import CASES, Case
+from grouped_cases import ALL_CASES
+from kernel_cases import Case
 from torch.testing._internal.common_utils import TestCase
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -18,7 +19,7 @@ SHOWN_LINES = 40
 
 
 def golden_cases(arch: str) -> tuple[Case, ...]:
-    return tuple(c for c in CASES if c.golden and c.arch.name == arch)
+    return tuple(c for c in ALL_CASES if c.golden and c.arch.name == arch)
 
 
 def golden_path(case: Case) -> Path:

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from build_helper import build, fp8, mm
 from golden_helper import assert_golden, assert_no_stale_golden, golden_cases
-from kernel_cases import CASES, HEADLINE
+from grouped_cases import ALL_CASES
+from kernel_cases import HEADLINE
 from torch.testing._internal.common_utils import (
     TestCase,
     instantiate_parametrized_tests,
@@ -98,7 +99,7 @@ class TestDependentLaunch(TestCase):
 
 
 class TestText(TestCase):
-    @parametrize("case", [c for c in CASES if c.arch is SM90], name_fn=str)
+    @parametrize("case", [c for c in ALL_CASES if c.arch is SM90], name_fn=str)
     def test_every_text_is_plain_readable_python(self, case):
         text = case.build().source.text
         ast.parse(text)

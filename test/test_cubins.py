@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from build_helper import build, problem_of
 from golden_helper import golden_cases, golden_path
+from grouped_cases import ALL_CASES
 from kernel_cases import CASES, Case
 from torch.testing._internal.common_utils import (
     TestCase,
@@ -52,7 +53,7 @@ class TestCubins(TestCase):
         promised = case.arch.smem_used(case.problem, case.schedule)
         self.assertLessEqual(used.smem_bytes, promised)
 
-    @parametrize("case", list(CASES), name_fn=str)
+    @parametrize("case", list(ALL_CASES), name_fn=str)
     def test_case(self, case):
         self.check(case, compile_kernel(case.build().source, gate=False))
 

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from build_helper import fp8, mm
-from kernel_cases import CASES
+from grouped_cases import ALL_CASES
 from torch.testing._internal.common_utils import TestCase, run_tests
 
 from torch_cute_backend.arch import ARCHS
@@ -27,7 +27,7 @@ from torch_cute_backend.tuning.table import tables_digest
 def facts() -> dict[str, str]:
     """A digest of everything that must not vary: texts, IR, remarks, choices."""
     found = {"tables": tables_digest()}
-    for case in CASES:
+    for case in ALL_CASES:
         build = case.build()
         parts = (
             build.source.text,
@@ -63,7 +63,7 @@ class TestDeterminism(TestCase):
     def test_across_hash_seeds(self):
         first, second = facts_of_process("1"), facts_of_process("20260")
         self.assertEqual(first, second)
-        self.assertGreaterEqual(len(first), len(CASES))
+        self.assertGreaterEqual(len(first), len(ALL_CASES))
 
     def test_within_a_process(self):
         first = facts()

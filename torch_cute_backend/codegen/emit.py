@@ -433,6 +433,13 @@ class Emitter:
                 f"cute.make_layout_image_mask(cluster_layout, cta_coord, mode={axis})"
             )
 
+    def named(self, text: str, name: str) -> str:
+        """``text``, or ``name`` given to it where it is more than a name."""
+        if text.isidentifier():
+            return text
+        self.out.line(f"{name} = {text}")
+        return name
+
     def operand_boxes(self, x: str, tensor: str, tiles: str) -> None:
         """Boxes of ``tensor`` for TMA: of all tiles, or ``tiles`` says of which."""
         rows = "TILE_M" if x == "A" else "TILE_N"
@@ -444,6 +451,7 @@ class Emitter:
         out.comment(f"({rows}, TILE_K, {which}k tiles)")
         tiler = f"({rows}, TILE_K)"
         out.call(f"g{x}_{mode} = cute.local_tile(", (tensor, tiler, tiles))
+        filled = self.named(self.filled_operand(x), f"s{x}_filled")
         out.comment(f"(box, stages), (box, {which}k tiles)")
         out.call(
             f"t{x}s{x}, t{x}g{x} = cpasync.tma_partition(",
@@ -451,7 +459,7 @@ class Emitter:
                 f"tma_atom_{x.lower()}",
                 rank if self.multicast(x) else "0",
                 f"cute.make_layout({across})",
-                f"cute.group_modes({self.filled_operand(x)}, 0, 2)",
+                f"cute.group_modes({filled}, 0, 2)",
                 f"cute.group_modes(g{x}_{mode}, 0, 2)",
             ),
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch_cute_backend.codegen import names
 from torch_cute_backend.codegen.emit import Emitter, emits
-from torch_cute_backend.codegen.shapes import output_index, where
+from torch_cute_backend.codegen.shapes import Where, output_index, where
 from torch_cute_backend.dtypes import dtype
 from torch_cute_backend.errors import CodegenError
 from torch_cute_backend.ir import dataflow as flow
@@ -146,7 +146,8 @@ class GroupedEmitter(Emitter):
     ) -> None:
         """``each`` rows of one column, which are neighbours in MN-major memory."""
         groups = f"({rows} // {each})"
-        where = f"(i % {groups}, tail + i // {groups}, {stage})"
+        self.out.line(f"row, col = i % {groups}, tail + i // {groups}")
+        where = f"(row, col, {stage})"
         self._chunk(buffer, f"({each}, 1, 1)", where, "(None, 0, 0)")
         self.out.line(f"cute.autovec_copy({zeros}, chunk)")
 
@@ -176,15 +177,42 @@ class GroupedEmitter(Emitter):
         if s.role is None:
             raise CodegenError("a partial store of all threads")
         out, at = self.out, where((), s.origin, s.end)
+        each = CHUNK_BYTES // self.problem.out_dtype.bytes
+        chunks = f"(EPI_N // {each})"
         stage = self.staging_stage(s.subtile.name)
-        elements = f"TILE_M * EPI_N, {s.role.threads}"
-        element = output_index(self.problem, at)
+        count = (f"TILE_M * {chunks}", f"{s.role.threads}", "unroll=1")
         with out.block(f"if {s.spare} < 0:"):
-            out.comment("The tile reaches beyond its group: by element, up to the end.")
-            with out.block(f"for i in cutlass.range(tidx, {elements}, unroll=4):"):
-                out.line(f"row = {at.row} + i // EPI_N")
-                out.line(f"col = {at.col} + {s.subtile} * EPI_N + i % EPI_N")
-                inside = f"row < {at.row_end} and col < {at.col_end}"
-                with out.block(f"if {inside}:"):
-                    value = f"{s.source}[i // EPI_N, i % EPI_N, {stage}]"
-                    out.line(f"{names.plain(s.target)}[{element}] = {value}")
+            out.comment("The tile reaches beyond its group: store what lies before it.")
+            out.call("for i in cutlass.range(", ("tidx", *count), "):")
+            with out.indent():
+                place = f"(i // {chunks}, i % {chunks}, {stage})"
+                self._chunk(s.source, f"(1, {each}, 1)", place, "(0, None, 0)")
+                out.line("values = cute.make_fragment_like(chunk)")
+                out.line("cute.autovec_copy(chunk, values)")
+                out.line(f"row = {at.row} + i // {chunks}")
+                out.line(
+                    f"first = {at.col} + {s.subtile} * EPI_N + i % {chunks} * {each}"
+                )
+                self._store_chunk(s, at, each)
+
+    def _store_chunk(self, s: flow.PartialStore, at: Where, each: int) -> None:
+        """16 bytes at once where the group's rows end, but not its columns: there the
+        address is a multiple of that."""
+        out, target = self.out, names.plain(s.target)
+        if self.problem.grouping is not Grouping.M:
+            self._store_elements(target, at, each)
+            return
+        with out.block(f"if row < {at.row_end}:"):
+            with out.block(f"if first + {each} <= {at.col_end}:"):
+                tile = (target, f"(1, {each})", f"(row, first // {each})")
+                out.call("target = cute.local_tile(", tile)
+                out.line("cute.autovec_copy(values, target[(0, None)])")
+            with out.block("else:"):
+                self._store_elements(target, at, each)
+
+    def _store_elements(self, target: str, at: Where, each: int) -> None:
+        out = self.out
+        with out.block(f"for j in range_constexpr({each}):"):
+            out.line("col = first + j")
+            with out.block(f"if row < {at.row_end} and col < {at.col_end}:"):
+                out.line(f"{target}[{output_index(self.problem, at)}] = values[j]")

@@ -121,8 +121,8 @@ class Sm100Emitter(Sm100SetupEmitter):
         with self._rows():
             at = "r, i" if self.quads else "0"
             out.line(f"row = {place.row} + tCcD[e][0]")
-            value = ", ".join(input_index(self.problem, InputKind.ROW, place))
-            out.line(f"{regs}[{at}] = {names.gmem(source)}[{value}].to(Float32)")
+            value = input_index(self.problem, InputKind.ROW, place)
+            out.call(f"{regs}[{at}] = {names.gmem(source)}[", value, "].to(Float32)")
 
     def load_columns(
         self, source: Buffer, target: Buffer, place: Where, subtile: Var | None
@@ -140,8 +140,8 @@ class Sm100Emitter(Sm100SetupEmitter):
             base += f" + {subtile} * EPI_N"
         with out.block(f"for i in range_constexpr({count}):"):
             out.line(f"col = {base} + i * {WARP_THREADS} + lane_idx")
-            at = ", ".join(input_index(self.problem, InputKind.COL, place))
-            out.line(f"{regs}[i] = {names.gmem(source)}[{at}].to(Float32)")
+            at = input_index(self.problem, InputKind.COL, place)
+            out.call(f"{regs}[i] = {names.gmem(source)}[", at, "].to(Float32)")
 
     def load_full(
         self, source: Buffer, target: Buffer, place: Where, subtile: Var | None

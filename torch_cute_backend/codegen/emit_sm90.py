@@ -173,6 +173,7 @@ class Sm90Emitter(GroupedEmitter):
         """Subtiles of ``tensor`` for TMA: of all tiles, or ``tiles`` says of which."""
         out = self.out
         which = "tiles m, " if tiles == "(None, None)" else ""
+        filled = self.named(self._filled(f"s{x}", "EPI_N"), f"s{x}_filled")
         out.comment(f"(box, stages), (box, {which}subtiles n)")
         out.call(f"g{x}_mn = cute.local_tile(", (tensor, "(TILE_M, EPI_N)", tiles))
         out.call(
@@ -181,7 +182,7 @@ class Sm90Emitter(GroupedEmitter):
                 f"tma_atom_{x.lower()}",
                 "0",
                 "cute.make_layout(1)",
-                f"cute.group_modes({self._filled(f's{x}', 'EPI_N')}, 0, 2)",
+                f"cute.group_modes({filled}, 0, 2)",
                 f"cute.group_modes(g{x}_mn, 0, 2)",
             ),
         )
@@ -394,8 +395,8 @@ class Sm90Emitter(GroupedEmitter):
         row = _fragment("0", "r", "0", self.schedule.epi_n)
         with self._elements("i", "r"):
             out.line(f"row = {place.row} + tCcD[{row}][0]")
-            at = ", ".join(input_index(self.problem, InputKind.ROW, place))
-            out.line(f"{regs}[r, i] = {names.gmem(source)}[{at}].to(Float32)")
+            at = input_index(self.problem, InputKind.ROW, place)
+            out.call(f"{regs}[r, i] = {names.gmem(source)}[", at, "].to(Float32)")
 
     def load_columns(
         self, source: Buffer, target: Buffer, place: Where, subtile: Var | None
@@ -409,8 +410,8 @@ class Sm90Emitter(GroupedEmitter):
         out.line(f"{regs} = cute.make_rmem_tensor({count}, Float32)")
         with out.block(f"for i in range_constexpr({count}):"):
             out.line(f"col = {place.col} + i * {WARP_THREADS} + tidx % 32")
-            at = ", ".join(input_index(self.problem, InputKind.COL, place))
-            out.line(f"{regs}[i] = {names.gmem(source)}[{at}].to(Float32)")
+            at = input_index(self.problem, InputKind.COL, place)
+            out.call(f"{regs}[i] = {names.gmem(source)}[", at, "].to(Float32)")
 
     def load_full(
         self, source: Buffer, target: Buffer, place: Where, subtile: Var | None
@@ -440,7 +441,7 @@ class Sm90Emitter(GroupedEmitter):
             for buffer in columns:
                 self._shuffle_column(buffer, group)
             with self._elements("i", "r"):
-                if s.more:
+                if s.more or self.problem.is_grouped:
                     self.out.line(f"element = {element}")
                     element = "element"
                 emit_graph(

@@ -29,6 +29,7 @@ END = Var("end")
 COUNT = Var("count")
 LEFT = Var("left")
 SPAN = Var("span")
+SIZE = Var("size")
 
 
 class Rank3Rhs(TileScheduler):
@@ -66,6 +67,7 @@ class Rank3Rhs(TileScheduler):
         return (
             Let(var=GROUP, value=GROUPS),
             *(Let(var=v, value=zero) for v in (PLACE, GROUP_TILES, START, STOP)),
+            Let(var=SIZE, value=BinOp("*", Param("TILE_M"), Param("CLUSTER_M"))),
             Let(var=BEFORE, value=zero),
             Let(var=LEFT, value=Ref(work)),
             KLoop(index=INDEX, count=GROUPS, body=search),
@@ -74,6 +76,5 @@ class Rank3Rhs(TileScheduler):
 
 def _tiles(rows: BinOp) -> BinOp:
     """Clusters that cover ``rows``."""
-    height = BinOp("*", Param("TILE_M"), Param("CLUSTER_M"))
-    filled = BinOp("-", BinOp("+", rows, height), Const(1))
-    return BinOp("//", filled, height)
+    filled = BinOp("-", BinOp("+", rows, Ref(SIZE)), Const(1))
+    return BinOp("//", filled, Ref(SIZE))

@@ -1,0 +1,149 @@
+"""``GROUPED``: grouped kernels that golden, determinism, cubin and simulator tests draw
+from, each with group ends to run it with.
+
+All groupings, both operand majors, FP8 with rowwise scales, both schedulers, all
+forms, clusters, low tiles, both stores. The ends hold empty groups, groups of a tile
+and of one element more, and leave out the end of the tensor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from build_helper import grouped
+from kernel_cases import CASES, Case
+
+from torch_cute_backend.arch import SM90
+from torch_cute_backend.dtypes import E4M3, E5M2, FLOAT16, FLOAT32
+from torch_cute_backend.problem import Accum, GemmProblem, Grouping, Major
+from torch_cute_backend.schedule import GemmSchedule
+
+M, N, K, BATCH = Grouping.M, Grouping.N, Grouping.K, Grouping.BATCH
+MN = Major.MN
+ENDS = (0, 64, 64, 129, 135, 290)
+RAGGED = {
+    M: {"m": 300, "n": 136, "k": 200},
+    N: {"m": 130, "n": 304, "k": 200},
+    K: {"m": 130, "n": 136, "k": 304},
+    BATCH: {"m": 130, "n": 136, "k": 200},
+}
+"""Small sizes with tails; the ragged ones reach behind ``ENDS``."""
+
+
+@dataclass(frozen=True)
+class GroupedCase(Case):
+    """``ends``: of the groups, for a run with the problem's own sizes."""
+
+    ends: tuple[int, ...] = ENDS
+
+
+def schedule(tile_m: int, tile_n: int, tile_k: int, stages: int, **rest: object):
+    fields = {"epi_n": 32, "epi_stages": 2, "scheduler": "grouped_static", **rest}
+    return GemmSchedule(tile_m, tile_n, tile_k, stages, **fields)
+
+
+def small(grouping: Grouping, **fields: object) -> GemmProblem:
+    """A problem of the sizes in ``RAGGED``; FP8 with a K of whole 16 elements."""
+    sizes = dict(RAGGED[grouping])
+    if fields.get("dtype") in (E4M3, E5M2):
+        sizes["k"] = sizes["k"] // 16 * 16
+    if grouping is BATCH:
+        sizes["groups"] = 3
+    return grouped(grouping, **{**sizes, **fields})
+
+
+S64 = schedule(64, 64, 64, 4)
+F64 = schedule(64, 64, 128, 4)
+INLINE, KEPT = {"shared_loop": "inline"}, {"shared_loop": "keep"}
+RANK3 = replace(S64, scheduler="rank3_rhs")
+BIG = schedule(128, 256, 64, 4, math_warpgroups=2)
+MANY = tuple(3 * i for i in range(50))
+BAD = (100, 50, -3, 2000, 10)
+
+SM90_GOLDEN = {
+    "grouped_m": (small(M), S64),
+    "grouped_m_rank3": (small(M), RANK3),
+    "grouped_m_inline": (small(M), replace(S64, **INLINE)),
+    "grouped_n_fp8": (small(N, dtype=E4M3), F64),
+    "grouped_k": (small(K), S64),
+    "grouped_batch": (small(BATCH), S64),
+}
+SM90_MORE = {
+    "grouped_m_kept": (small(M), replace(S64, **KEPT)),
+    "grouped_m_rank3_inline": (small(M), replace(RANK3, **INLINE)),
+    "grouped_m_rank3_drop": (small(M), replace(RANK3, dead_loads="drop")),
+    "grouped_m_fp8": (small(M, dtype=E4M3), F64),
+    "grouped_m_fp8_exact": (
+        small(M, dtype=E4M3, accum=Accum.EXACT),
+        replace(F64, promotion="overlap"),
+    ),
+    "grouped_m_fp16": (small(M, dtype=FLOAT16, out=FLOAT16), S64),
+    "grouped_m_fp32_out": (small(M, out=FLOAT32), S64),
+    "grouped_m_mn": (small(M, m=304, a_major=MN, b_major=MN), S64),
+    "grouped_m_kn": (small(M, b_major=MN), replace(S64, raster="along_n")),
+    "grouped_m_direct": (
+        small(M, n=133, out_aligned=False),
+        replace(S64, store="direct", epi_stages=1),
+    ),
+    "grouped_m_low": (small(M, m=60), schedule(16, 64, 64, 4)),
+    "grouped_m_bands": (
+        small(M),
+        replace(S64, raster="grouped", group_m=2),
+    ),
+    "grouped_m_cluster": (
+        small(M),
+        replace(S64, cluster_m=2, cluster_n=2, raster="along_n"),
+    ),
+    "grouped_m_big": (small(M), BIG),
+    "grouped_m_big_fp8": (small(M, dtype=E4M3), replace(BIG, tile_k=128)),
+    "grouped_m_stream": (small(M), replace(S64, l2_policy="stream_b")),
+    "grouped_n": (small(N), S64),
+    "grouped_n_inline": (small(N), replace(S64, **INLINE)),
+    "grouped_n_kept": (small(N), replace(S64, **KEPT)),
+    "grouped_n_mn": (small(N, m=136, a_major=MN, b_major=MN), S64),
+    "grouped_n_direct": (
+        small(N, n=296, out_aligned=False),
+        replace(S64, store="direct", epi_stages=1),
+    ),
+    "grouped_n_cluster": (small(N), replace(S64, cluster_n=2)),
+    "grouped_k_inline": (small(K), replace(S64, **INLINE)),
+    "grouped_k_kept": (small(K), replace(S64, **KEPT)),
+    "grouped_k_mn": (small(K, m=136, a_major=MN, b_major=MN), S64),
+    "grouped_k_fp8": (small(K, dtype=E4M3), F64),
+    "grouped_k_fp8_exact": (small(K, dtype=E4M3, accum=Accum.EXACT), F64),
+    "grouped_k_mixed": (small(K, dtype=E4M3, b_dtype=E5M2), F64),
+    "grouped_k_low": (small(K, m=16), schedule(16, 64, 64, 4)),
+    "grouped_k_cluster": (small(K), replace(S64, cluster_m=2, cluster_n=2)),
+    "grouped_k_big": (small(K, m=136, a_major=MN, b_major=MN), BIG),
+    "grouped_k_direct": (
+        small(K, out_aligned=False),
+        replace(S64, store="direct", epi_stages=1),
+    ),
+    "grouped_batch_fp8": (small(BATCH, dtype=E4M3), F64),
+    "grouped_batch_inline": (small(BATCH), replace(S64, **INLINE)),
+    "grouped_batch_kept": (small(BATCH), replace(S64, **KEPT)),
+}
+OTHER_ENDS = {
+    "grouped_m_low": (0, 16, 16, 33, 40, 60),
+    "grouped_m_fp16": BAD,
+    "grouped_k_fp8": BAD,
+    "grouped_n_mn": (*MANY, 304),
+    "grouped_batch": (),
+    "grouped_batch_fp8": (),
+    "grouped_batch_inline": (),
+    "grouped_batch_kept": (),
+}
+
+
+def _cases(rows: dict, golden: bool) -> tuple[GroupedCase, ...]:
+    return tuple(
+        GroupedCase(SM90, name, p, s, golden, OTHER_ENDS.get(name, ENDS))
+        for name, (p, s) in rows.items()
+    )
+
+
+GROUPED: tuple[GroupedCase, ...] = (
+    *_cases(SM90_GOLDEN, True),
+    *_cases(SM90_MORE, False),
+)
+ALL_CASES: tuple[Case, ...] = (*CASES, *GROUPED)

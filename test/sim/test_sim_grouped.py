@@ -1,0 +1,144 @@
+"""Every grouped kernel in the simulator: clean, exact, and each element of a group
+written once, others never.
+
+Operands hold NaN where no group is, so what a load reads beyond a group must not show.
+Reads and writes outside a tensor are findings, as are races.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import _paths  # noqa: F401
+import torch
+from build_helper import build
+from grouped_cases import (
+    BAD,
+    BATCH,
+    GROUPED,
+    RANK3,
+    S64,
+    GroupedCase,
+    K,
+    M,
+    N,
+    small,
+)
+from torch.testing._internal.common_utils import (
+    TestCase,
+    instantiate_parametrized_tests,
+    parametrize,
+    run_tests,
+    subtest,
+)
+
+from torch_cute_backend.arch import SM90
+from torch_cute_backend.problem import GemmProblem
+from torch_cute_backend.schedule import GemmSchedule
+from torch_cute_backend.sim import grouped_case
+from torch_cute_backend.sim.child import SimChild
+
+MODES = ("lazy", "random:1", "random:2")
+FORMS = ("auto", "keep", "inline")
+
+
+class GroupedTest(TestCase):
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        cls.child = SimChild()
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        cls.child.close()
+        super().tearDownClass()
+
+    def check(
+        self,
+        problem: GemmProblem,
+        schedule: GemmSchedule,
+        ends: tuple[int, ...] = (),
+        num_ctas: int = 3,
+        modes: tuple[str, ...] = ("lazy", "random:3"),
+    ) -> list[torch.Tensor]:
+        """Run it; the outputs' bytes."""
+        kernel = build(problem, schedule, SM90)
+        operands = grouped_case.make(kernel, problem, ends)
+        for mode in modes:
+            operands.poison()
+            report = self.child.simulate(
+                kernel.source,
+                operands.tensors,
+                num_ctas=num_ctas * schedule.cluster_size,
+                mode=mode,
+            )
+            # What no group has is never written; nothing else is to be said.
+            found = [(f.kind, f.message.split()[0]) for f in report.findings]
+            missing = [("missing_write", str(operands.untouched))]
+            self.assertEqual(found, missing if operands.untouched else [], mode)
+            self.assertTrue(operands.exact(), f"{mode}: {operands.worst():.1e}")
+        return [o.contiguous().view(torch.uint8) for o in operands.outputs.values()]
+
+    @parametrize("case", [subtest(c, name=str(c)) for c in GROUPED])
+    def test_case(self, case: GroupedCase):
+        self.check(case.problem, case.schedule, case.ends, modes=MODES)
+
+    @parametrize("num_ctas", [1, 5, 64])
+    @parametrize("grouping", [M, N, K, BATCH], name_fn=lambda g: g.name)
+    def test_forms_agree(self, grouping, num_ctas):
+        """More CTAs than tiles, about as many, and one."""
+        problem = small(grouping)
+        ends = () if grouping is BATCH else (7, 7, 64, 100, 193, 257)
+        found = [
+            self.check(problem, replace(S64, shared_loop=form), ends, num_ctas)
+            for form in FORMS
+        ]
+        self.assertEqual(found[1], found[0])
+        self.assertEqual(found[2], found[0])
+
+    @parametrize("schedule", [S64, RANK3], name_fn=lambda s: s.scheduler)
+    @parametrize(
+        "ends",
+        [
+            subtest((0, 0, 0), name="all_empty"),
+            subtest((300,), name="one_group"),
+            subtest((1,), name="one_row"),
+            subtest((0, 0, 0, 300), name="last_only"),
+            subtest((300, 300), name="first_only"),
+            subtest((64, 128, 192), name="whole_tiles"),
+            subtest((63, 127, 191), name="a_row_less"),
+            subtest((65, 130, 195), name="a_row_more"),
+            subtest(BAD, name="bad"),
+            subtest((-1, -5, -(2**31)), name="negative"),
+            subtest((2**31 - 1, 0, 5), name="beyond"),
+            subtest(tuple(range(0, 300, 4)), name="75_groups"),
+        ],
+    )
+    def test_ends_of_m(self, schedule, ends):
+        self.check(small(M), schedule, ends)
+
+    @parametrize(
+        "ends",
+        [
+            subtest((0, 0), name="all_empty"),
+            subtest((0, 8, 16, 16, 32), name="empty_between"),
+            subtest((1, 2, 3), name="one_each"),
+            subtest((64, 128, 304), name="whole_tiles"),
+            subtest(BAD, name="bad"),
+        ],
+    )
+    @parametrize("grouping", [N, K], name_fn=lambda g: g.name)
+    def test_other_ends(self, grouping, ends):
+        self.check(small(grouping), S64, ends)
+
+    def test_empty_k_is_exactly_zero(self):
+        problem = small(K, m=16, n=16, k=32)
+        (out,) = self.check(problem, S64, (0, 8, 16, 16, 32))
+        values = out.view(torch.bfloat16).reshape(5, 16, 16)
+        self.assertEqual(int(values[[0, 3]].view(torch.int16).abs().max()), 0)
+
+
+instantiate_parametrized_tests(GroupedTest)
+
+if __name__ == "__main__":
+    run_tests()
