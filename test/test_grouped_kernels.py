@@ -469,6 +469,8 @@ class TestRefused(TestCase):
     def test_options_of_dense_kernels(self):
         walk = replace(S64, record="walk_end")
         self.assertIn("records no walk", self.reasons(small(M), walk))
+        pingpong = replace(S64, math="pingpong", math_warpgroups=2)
+        self.assertIn("pingpong", self.reasons(small(M), pingpong))
         exact = small(K, dtype=E4M3, accum=Accum.EXACT)
         overlap = replace(S64, tile_k=128, promotion="overlap")
         self.assertIn("ragged K", self.reasons(exact, overlap))

@@ -176,6 +176,11 @@ class GemmSchedule:
                 "plainly",
             ),
             (
+                not problem.is_grouped or not self.pingpong,
+                "pingpong takes turns by work index, behind some of which a grouped "
+                "problem has no tile",
+            ),
+            (
                 problem.grouping is not Grouping.K or self.promotion == "wait",
                 f"promotion {self.promotion!r} does not go with ragged K",
             ),
