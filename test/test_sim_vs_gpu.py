@@ -172,7 +172,7 @@ class TestGpuHalf(TestCase):
         with SimChild() as child, contextlib.ExitStack() as patches:
             for owner, name, value in (
                 (torch.cuda, "is_available", lambda: True),
-                (torch.cuda, "get_device_name", lambda: "stand-in"),
+                (torch.cuda, "get_device_name", lambda *_: "stand-in"),
                 (torch.cuda, "synchronize", lambda: None),
                 (torch.Tensor, "cuda", torch.Tensor.clone),
                 (case_runs, "load_kernel", load),
