@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import logging
 import os
+import shutil
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -129,6 +130,8 @@ def _git_commit() -> str:
 
 
 def _driver() -> str:
+    if shutil.which("nvidia-smi") is None:
+        return "unknown"
     done = subprocess.run(
         ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
         capture_output=True,
