@@ -6,29 +6,33 @@ Every numeric test executes the generated wrapper on the CPU with reference GEMM
 
 from __future__ import annotations
 
-import tempfile
 import unittest.mock
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from fake_gpu import B200, H200, OURS_WIN, Timings, compile_fake, empty, fake_mode
+from fake_gpu import B200, H200, OURS_WIN, Timings, empty, fake_mode
+from inductor_helper import (
+    InductorTestCase,
+    integers,
+    lowered_request,
+    node,
+    scaled,
+    scaled_operands,
+    scaled_reference,
+)
 from torch.testing._internal.common_utils import (
-    TestCase,
     instantiate_parametrized_tests,
     parametrize,
     run_tests,
     subtest,
 )
-from wrapper_runner import kernel_names, our_calls, run_wrapper, specs
+from wrapper_runner import kernel_names, our_calls, specs
 
 import torch_cute_backend
 from torch_cute_backend import config
-from torch_cute_backend.inductor import reasons
-from torch_cute_backend.inductor.request import OpCall, gemm_request
+from torch_cute_backend.inductor.request import OpCall
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -96,59 +100,6 @@ FUSED: dict[str, tuple[Callable[..., Any], Sequence[tuple[int, ...]]]] = {
     "self_product": (lambda a: torch.relu(a @ a.t()), [(M, K)]),
     "operand_as_residual": (lambda a, w: torch.relu(mm(a, w)) + a, [(M, K), (K, K)]),
 }
-
-
-def integers(*shape: int, seed: int = 0, dtype: torch.dtype = BF16) -> torch.Tensor:
-    """Small integers: every product sum is exact in fp32."""
-    generator = torch.Generator().manual_seed(seed + sum(shape))
-    return torch.randint(-2, 3, shape, generator=generator).to(dtype)
-
-
-class InductorTestCase(TestCase):
-    def setUp(self) -> None:
-        super().setUp()
-        reasons.clear()
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.cache_dir = Path(folder.name) / "cache"
-        patch = config.patch(cache_dir=self.cache_dir)
-        patch.__enter__()
-        self.addCleanup(patch.__exit__, None, None, None)
-
-    def compile(
-        self, fn: Callable[..., Any], tensors: Sequence[torch.Tensor], **kw: Any
-    ) -> Any:
-        """Compile for tensors like these (dtype, size, stride)."""
-        with fake_mode():
-            fakes = [empty(*t.shape, dtype=t.dtype, stride=t.stride()) for t in tensors]
-            for fake, real in zip(fakes, tensors, strict=True):
-                for dim in getattr(real, "dynamic_dims", ()):
-                    torch._dynamo.mark_dynamic(fake, dim)
-            return compile_fake(fn, fakes, **kw)
-
-    def check_numbers(
-        self,
-        compiled: Any,
-        tensors: Sequence[torch.Tensor],
-        expected: Any,
-        **tolerance: float,
-    ) -> None:
-        """Run the wrapper on ``tensors`` and compare."""
-        rows = tensors[0].shape[0]
-        args = [rows if i is None else tensors[i] for i in compiled.order]
-        results = run_wrapper(compiled.code, args)
-        wanted = expected if isinstance(expected, (tuple, list)) else [expected]
-        self.assertEqual(len(results), len(wanted))
-        for result, want in zip(results, wanted, strict=True):
-            self.assertEqual(result.dtype, want.dtype)
-            self.assertEqual(result.shape, want.shape)
-            if tolerance:
-                self.assertEqual(result.float(), want.float(), **tolerance)
-            else:
-                self.assertEqual(result.float(), want.float(), atol=0, rtol=0)
-
-    def reasons(self) -> str:
-        return "; ".join(r.reason for r in reasons.recorded())
 
 
 class TestFusion(InductorTestCase):
@@ -299,59 +250,8 @@ class TestBias(InductorTestCase):
         self.assertIn("alpha=0", self.reasons())
 
 
-def _node(tensor: torch.Tensor) -> Any:
-    """An Inductor input buffer like ``tensor``."""
-    from torch._inductor import ir
-
-    layout = ir.FixedLayout(
-        tensor.device, tensor.dtype, list(tensor.size()), list(tensor.stride())
-    )
-    return ir.InputBuffer(name=f"arg{id(tensor)}", layout=layout)
-
-
-def _lowered_request(call: OpCall, nodes: Sequence[Any], **graph: Any) -> Any:
-    """``gemm_request`` as a lowering in a graph with these attributes."""
-    from torch._inductor.sizevars import SizeVarAllocator
-    from torch._inductor.virtualized import V
-
-    attributes = {"cpp_wrapper": False, "aot_mode": False, "parent": None, **graph}
-    handler = SimpleNamespace(
-        sizevars=SizeVarAllocator(), unaligned_buffers=set(), **attributes
-    )
-    with V.set_graph_handler(handler):
-        return gemm_request(call, nodes)
-
-
 class InputKindName:
     SCALAR, ROW, COL, FULL = "scalar", "row", "col", "full"
-
-
-def scaled(
-    out: torch.dtype = BF16, fast: bool = True, post: Callable[[Any], Any] | None = None
-) -> Callable[..., Any]:
-    """``_scaled_mm`` of K-major operands, with or without a bias."""
-
-    def fn(a: Any, w: Any, sa: Any, sb: Any, bias: Any = None) -> Any:
-        y = torch._scaled_mm(
-            a, w.t(), sa, sb, bias=bias, out_dtype=out, use_fast_accum=fast
-        )
-        return y if post is None else post(y)
-
-    return fn
-
-
-def scaled_operands(
-    m: int = 64, n: int = 208, k: int = 256, rowwise: bool = True
-) -> list[torch.Tensor]:
-    a, w = integers(m, k, dtype=E4M3), integers(n, k, seed=1, dtype=E4M3)
-    if not rowwise:
-        return [a, w, torch.tensor(0.5), torch.tensor(0.25)]
-    return [a, w, 2.0 ** integers(m, 1).float(), 2.0 ** integers(1, n).float()]
-
-
-def scaled_reference(a: Any, w: Any, sa: Any, sb: Any, bias: Any = None) -> Any:
-    y = (a.float() @ w.float().t()) * sa * sb
-    return y if bias is None else y + bias.float()
 
 
 class TestScaledMM(InductorTestCase):
@@ -408,8 +308,8 @@ class TestScaledMM(InductorTestCase):
         tensors = [*scaled_operands()[:2], torch.ones(64, 2), torch.ones(2, 208)]
         with fake_mode():
             args = [empty(*t.shape, dtype=t.dtype) for t in tensors]
-            nodes = [_node(arg) for arg in (args[0], args[1].t(), *args[2:])]
-            status = _lowered_request(OpCall("scaled_mm", {"out_dtype": BF16}), nodes)
+            nodes = [node(arg) for arg in (args[0], args[1].t(), *args[2:])]
+            status = lowered_request(OpCall("scaled_mm", {"out_dtype": BF16}), nodes)
         self.assertIn("are not tensor- or rowwise", str(status))
 
     def test_scale_result_scales_an_fp8_output(self) -> None:
@@ -692,18 +592,18 @@ class TestSwitches(InductorTestCase):
     )
     def test_graphs_without_us(self, change: dict[str, Any], reason: str) -> None:
         with fake_mode():
-            nodes = [_node(empty(M, K)), _node(empty(N, K).t())]
-            status = _lowered_request(OpCall("mm", {}), nodes, **change)
+            nodes = [node(empty(M, K)), node(empty(N, K).t())]
+            status = lowered_request(OpCall("mm", {}), nodes, **change)
         self.assertIn(reason, str(status))
 
     def test_unbacked_sizes(self) -> None:
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
         with fake_mode():
-            nodes = [_node(empty(M, K)), _node(empty(N, K).t())]
+            nodes = [node(empty(M, K)), node(empty(N, K).t())]
             size = ShapeEnv().create_unbacked_symint().node.expr
             nodes[0].layout.size[0] = size
-            status = _lowered_request(OpCall("mm", {}), nodes)
+            status = lowered_request(OpCall("mm", {}), nodes)
         self.assertIn("unbacked symbolic sizes", str(status))
 
     def test_no_place_for_kernels(self) -> None:

@@ -1,5 +1,5 @@
 """Grouped GEMMs under Inductor without a GPU: what is taken, what is refused, and on
-which arguments the kernel is launched. See ``test_inductor_codegen``.
+which arguments the kernel is launched. See ``inductor_helper``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from fake_gpu import OURS_WIN, Timings, empty, fake_mode
 from grouped_reference import grouped_product
-from test_inductor_codegen import InductorTestCase, _lowered_request, _node, integers
+from inductor_helper import InductorTestCase, integers, lowered_request, node
 from torch.testing._internal.common_utils import (
     instantiate_parametrized_tests,
     parametrize,
@@ -298,14 +298,13 @@ class TestRefused(InductorTestCase):
         change(tensors)
         with fake_mode():
             nodes = [
-                _node(empty(*t.shape, dtype=t.dtype, stride=t.stride()))
-                for t in tensors
+                node(empty(*t.shape, dtype=t.dtype, stride=t.stride())) for t in tensors
             ]
             call = OpCall("scaled_grouped_mm", {**ARGUMENTS, **arguments})
             with unittest.mock.patch(
-                "test_inductor_codegen.gemm_request", grouped.grouped_request
+                "inductor_helper.gemm_request", grouped.grouped_request
             ):
-                status = _lowered_request(call, nodes)
+                status = lowered_request(call, nodes)
         self.assertRegex(str(status), reason)
 
     def test_view_at_an_odd_offset(self) -> None:
