@@ -26,6 +26,8 @@ class PtxKernel:
     """A kernel body with parameters ``p0`` (in) and ``p1`` (out, 32-bit words).
 
     ``ulps``: how far results may be apart, as f32 numbers; 0 asks for equal bits.
+    ``floats``: ``f32``, ``f16x2`` or ``bf16x2`` where a word holds results of
+    arithmetic: hardware has one NaN of its own, so there any NaN is like another.
     """
 
     name: str
@@ -34,6 +36,7 @@ class PtxKernel:
     out_words: int
     expected: Callable[[], np.ndarray] | None = None
     ulps: int = 0
+    floats: str = ""
 
     @property
     def text(self) -> str:
@@ -363,16 +366,24 @@ _EXACT = {
     "redux": "redux.sync.add.s32 %r20, %r10, -1;",
     "ballot": "setp.lt.s32 %p3, %r10, 0; vote.sync.ballot.b32 %r20, %p3, -1;",
 }
+_F32 = ("mul_ftz", "sqrt_rn", "div_rn", "rcp_rn", "cvt_rni")
+_NANS = {
+    "f32": (np.uint32, 0x7F800000),
+    "bf16x2": (np.uint16, 0x7F80),
+    "f16x2": (np.uint16, 0x7C00),
+}
+"""Word of one number, and its bits in an infinity."""
 _APPROXIMATE = {
     "ex2": ("ex2.approx.ftz.f32 %r20, %r10;", 4),
-    "lg2": ("lg2.approx.ftz.f32 %r20, %r10;", 8),
+    "lg2": ("lg2.approx.ftz.f32 %r20, %r10;", 1 << 10),
     "rcp": ("rcp.approx.ftz.f32 %r20, %r10;", 2),
     "rsqrt": ("rsqrt.approx.ftz.f32 %r20, %r10;", 4),
     "sqrt": ("sqrt.approx.ftz.f32 %r20, %r10;", 4),
     "tanh": ("tanh.approx.f32 %r20, %r10;", 1 << 14),
     "div_full": ("div.full.f32 %r20, %r10, %r11;", 4),
 }
-"""With a bound on the distance: tanh.approx is good to about 2^-11."""
+"""With a bound on the distance: tanh.approx is good to about 2^-11, and lg2.approx has
+an absolute error, which is many units where the result is near 0."""
 
 
 def _scalars() -> Iterator[PtxKernel]:
@@ -388,7 +399,10 @@ def _scalars() -> Iterator[PtxKernel]:
     load += ["ld.global.v2.b32 {%r10, %r11}, [%rd10];"]
     for name, body in _EXACT.items():
         text = "\n".join([*load, body, _store(["%r20"])])
-        yield PtxKernel(name, text, values.view(np.uint8), THREADS)
+        floats = next((f for f in _NANS if name.endswith(f)), "")
+        if name in _F32:
+            floats = "f32"
+        yield PtxKernel(name, text, values.view(np.uint8), THREADS, None, 0, floats)
     finite = np.abs(values)
     finite = np.where(np.isfinite(finite) & (finite > 1e-30), finite, np.float32(1))
     small = (np.minimum(finite, np.float32(60)) + np.float32(0.125)).astype(np.float32)
@@ -415,6 +429,17 @@ def simulate(kernel: PtxKernel, mode: str = "lazy") -> tuple[np.ndarray, list[st
         mode=mode,
     )
     return out, micro.kinds(report)
+
+
+def one_nan(words: np.ndarray, floats: str) -> np.ndarray:
+    """``words`` with every NaN made the same."""
+    if not floats:
+        return words
+    kind, infinity = _NANS[floats]
+    parts = words.view(kind).copy()
+    magnitude = parts & kind(np.iinfo(kind).max >> 1)
+    parts[magnitude > infinity] = infinity + 1
+    return parts.view(np.uint32)
 
 
 def distance(left: np.ndarray, right: np.ndarray) -> int:

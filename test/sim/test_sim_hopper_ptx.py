@@ -48,6 +48,16 @@ class HopperPtxTest(TestCase):
             out, _ = hopper_ptx.simulate(changed)
             self.assertFalse(np.array_equal(out, wanted), hex(other))
 
+    def test_one_nan(self):
+        words = np.array([0x7FC00000, 0xFFC00001, 0x7F800000, 5], np.uint32)
+        got = hopper_ptx.one_nan(words, "f32").tolist()
+        self.assertEqual(got, [0x7F800001, 0x7F800001, 0x7F800000, 5])
+        words = np.array([0x7FFF7F80, 0x7C017C00, 0xFE00FC00], np.uint32)
+        got = hopper_ptx.one_nan(words, "bf16x2").tolist()
+        self.assertEqual(got, [0x7F817F80, 0x7C017C00, 0xFE00FC00])
+        got = hopper_ptx.one_nan(words, "f16x2").tolist()
+        self.assertEqual(got, [0x7C017C01, 0x7C017C00, 0x7C01FC00])
+
     def test_distance(self):
         one = np.array([1.0, -1.0], np.float32).view(np.uint32)
         self.assertEqual(hopper_ptx.distance(one, one), 0)
