@@ -12,9 +12,7 @@ that a kernel that hangs fails its group and not the machine:
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 import tempfile
 import unittest
@@ -28,13 +26,12 @@ from torch_cute_backend.runtime import device
 
 sys.path.insert(0, str(Path(__file__).parent))
 import inductor_cases
+from case_groups import CaseGroups
 
 LIMIT_S = {"decide": 560, "compete": 560}
 """Seconds for a whole group; 180 for the others."""
 
 _scratch = tempfile.TemporaryDirectory()
-_results: dict[str, dict[str, dict[str, Any]]] = {}
-_ended: dict[str, str] = {}
 
 
 def _environ(group: str) -> dict[str, str]:
@@ -54,34 +51,7 @@ def _environ(group: str) -> dict[str, str]:
     return environ
 
 
-def run_group(group: str) -> dict[str, dict[str, Any]]:
-    """Run a group once; its rows by case name."""
-    if group in _results:
-        return _results[group]
-    command = [sys.executable, inductor_cases.__file__, group]
-    limit = LIMIT_S.get(group, 180)
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        process = subprocess.Popen(
-            command, stdout=out, stderr=err, env=_environ(group), text=True
-        )
-        try:
-            code: int | str = process.wait(timeout=limit)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            code = f"killed after {limit} s"
-        out.seek(0)
-        err.seek(0)
-        lines = [x for x in out.read().splitlines() if x.startswith('{"case"')]
-        tail = err.read()[-3000:]
-    rows = {row["case"]: row for row in map(json.loads, lines)}
-    _results[group] = rows
-    _ended[group] = f"child ended with {code}\n{tail}"
-    for row in rows.values():
-        state = "ok" if row["ok"] else "FAILED"
-        print(f"{group}/{row['case']}: {state} in {row['seconds']} s", end=" ")
-        print(row["detail"].splitlines()[-1] if row["detail"] else "")
-    return rows
+_groups = CaseGroups(inductor_cases.__file__, _environ, LIMIT_S)
 
 
 def _supported_gpu() -> bool:
@@ -92,10 +62,10 @@ def _supported_gpu() -> bool:
 class TestInductorGpu(TestCase):
     def run_case(self, group: str, name: str) -> None:
         if group in ("cache_second", "cache_without_plugin"):
-            run_group("cache_first")
-        row = run_group(group).get(name)
+            _groups.run("cache_first")
+        row = _groups.run(group).get(name)
         if row is None:
-            self.fail(f"{group}/{name} gave no result: {_ended[group]}")
+            self.fail(f"{group}/{name} gave no result: {_groups.ended[group]}")
         self.assertTrue(row["ok"], row["detail"])
 
 
