@@ -200,6 +200,20 @@ class TestEpilogues(SimTestCase):
 
 
 class TestGraphs(SimTestCase):
+    def test_groups(self) -> None:
+        """One group is empty; offsets are read by the kernel alone."""
+        x, w = integers(M, K), integers(3, N, K)
+        ends = [24, 24, M]
+        offs = torch.tensor(ends, dtype=torch.int32)
+        parts = zip([0, *ends], ends, w, strict=False)
+        want = torch.cat([product(x[begin:end], b) for begin, end, b in parts])
+        self.check(
+            lambda x, w, offs: torch._grouped_mm(x, w.transpose(1, 2), offs=offs),
+            (x, w, offs),
+            want.to(BF16),
+            "sm_90a",
+        )
+
     def test_dynamic_m(self) -> None:
         w, b = integers(N, K), integers(N)
         compiled = self.compile(lambda x, b: torch.relu(F.linear(x, w, b)), "sm_90a")
@@ -294,6 +308,22 @@ class TestNothingIsSilent(SimTestCase):
         self.assertEqual(launched(), before)
         self.assertEqual(reasons.not_simulated(), {"lowering": 2})
         self.assertIn("aten.mm: no kernel (lowering)", logs.output[0])
+
+    def test_a_gemm_without_kernels_is_counted(self) -> None:
+        x, w = integers(2, 8, 16), integers(2, 16, 8)
+        compiled = self.compile(
+            lambda x, w: torch.bmm(x, w), "sm_90a", max_autotune=False
+        )
+        with (
+            torch.no_grad(),
+            self.assertLogs("torch_cute_backend", "WARNING") as logs,
+        ):
+            got = compiled(x, w)
+        self.compare(got, (x.float() @ w.float()).to(BF16))
+        self.assertEqual(reasons.not_simulated(), {"lowering": 1})
+        self.assertIn(
+            "aten.bmm: no kernel (lowering): no kernels for it", logs.output[0]
+        )
 
     def test_unknown_arch(self) -> None:
         with self.assertRaisesRegex(Exception, "unknown arch 'sm_80'"):

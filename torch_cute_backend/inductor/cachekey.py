@@ -17,7 +17,7 @@ from torch._inductor.custom_graph_pass import CustomGraphModulePass
 
 import torch_cute_backend
 from torch_cute_backend import config
-from torch_cute_backend.inductor import early
+from torch_cute_backend.inductor import early, lowering
 from torch_cute_backend.runtime import toolchain
 from torch_cute_backend.version import __version__
 
@@ -67,3 +67,19 @@ class PluginPass(CustomGraphModulePass):  # type: ignore[misc]
             return mine
         theirs = self.inner.uuid()
         return None if theirs is None else (mine, theirs)
+
+
+class CpuPass(CustomGraphModulePass):  # type: ignore[misc]
+    """Changes no graph either; of those to be simulated it notes what cannot be. Our
+    identity is in the key already."""
+
+    def __init__(self, inner: CustomGraphModulePass | None) -> None:
+        self.inner = inner
+
+    def __call__(self, gm: torch.fx.GraphModule) -> None:
+        lowering.note_unserved(gm)
+        if self.inner is not None:
+            self.inner(gm)
+
+    def uuid(self) -> Any | None:
+        return "torch_cute_backend" if self.inner is None else self.inner.uuid()

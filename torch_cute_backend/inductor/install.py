@@ -23,7 +23,6 @@ from torch_cute_backend import config
 _COMPILER = "torch._inductor.compile_fx"
 """Every compilation goes through it, and it has imported all that we touch."""
 _REGISTRY = "torch._dynamo.backends.registry"
-_DEVICE = "cuda"
 
 _lock = threading.RLock()
 _wanted: list[bool] = []
@@ -125,6 +124,7 @@ def _install_now() -> None:
             _replace_cuda_scheduling,
             _replace_cpu_scheduling,
             _register_cache_key,
+            _register_cpu_pass,
         ):
             done.append(step())
         _undo[:] = done
@@ -232,17 +232,28 @@ def _replace_class(
 
 
 def _register_cache_key() -> Any:
-    from torch._inductor.codegen.common import custom_backend_passes
-
     from torch_cute_backend.inductor.cachekey import PluginPass
 
-    stock = custom_backend_passes.get(_DEVICE)
-    ours = PluginPass(stock)
-    custom_backend_passes[_DEVICE] = ours
+    return _register_pass("cuda", PluginPass)
+
+
+def _register_cpu_pass() -> Any:
+    from torch_cute_backend.inductor.cachekey import CpuPass
+
+    return _register_pass("cpu", CpuPass)
+
+
+def _register_pass(device: str, kind: Callable[[Any], Any]) -> Callable[[], None]:
+    """Put a pass before ``device``'s own, if it has one."""
+    from torch._inductor.codegen.common import custom_backend_passes
+
+    stock = custom_backend_passes.get(device)
+    ours = kind(stock)
+    custom_backend_passes[device] = ours
 
     def undo() -> None:
-        if custom_backend_passes.get(_DEVICE) is ours:
-            custom_backend_passes[_DEVICE] = stock
+        if custom_backend_passes.get(device) is ours:
+            custom_backend_passes[device] = stock
 
     return undo
 

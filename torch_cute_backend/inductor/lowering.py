@@ -55,6 +55,25 @@ OPS: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
 """Keys of Inductor's lowering table, the op's name here, its positional arguments."""
 
 
+_UNSERVED = {
+    aten.bmm.default: "bmm",
+    aten.baddbmm.default: "baddbmm",
+    aten.convolution.default: "convolution",
+    aten._int_mm.default: "_int_mm",
+}
+"""Other GEMMs of ATen by their nodes' target."""
+
+
+def note_unserved(gm: torch.fx.GraphModule) -> None:
+    """Of a graph that is to be simulated, record the GEMMs that cannot be."""
+    if compat.simulated_arch() is None:
+        return
+    for node in gm.graph.nodes:
+        op = _UNSERVED.get(node.target)
+        if op is not None:
+            reasons.record(f"aten.{op}", "lowering", Status.no("no kernels for it"))
+
+
 @dataclass
 class Pending:
     """A lowering under way. ``offered`` is set once choices were added for it."""
