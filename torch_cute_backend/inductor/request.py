@@ -141,44 +141,32 @@ def _build(
     call: OpCall, operands: _Operands, device: torch.device, names: list[str]
 ) -> GemmRequest | Status:
     a, b = operands.a, operands.b.transposed()
-    if len(a.size) != 2 or len(b.size) != 2:
-        return Status.no("operands are not matrices")
-    m, k, n = a.size[0], a.size[1], b.size[0]
-    status = Status.check(
-        (compat.known_equal(k, b.size[1]), f"K differs: {k} and {b.size[1]}"),
-        *((compat.known_positive(s), f"size {s} may be zero") for s in (m, n, k)),
-        *(
-            (compat.hint(x) * compat.hint(y) < MAX_ELEMENTS, f"{x} x {y} elements")
-            for x, y in ((m, n), (m, k), (n, k))
-        ),
-    )
+    status = _check_sizes(a, b)
     if not status:
         return status
     a_major, b_major = major_of(a, "A"), major_of(b, "B")
     if isinstance(a_major, Status) or isinstance(b_major, Status):
         return both_reasons(a_major, b_major)
-    out_dtype = DTYPES.get(dtype_name(call.get("out_dtype", a.dtype)))
-    if (
-        out_dtype is None
-        or dtype_name(a.dtype) not in DTYPES
-        or dtype_name(b.dtype) not in DTYPES
-    ):
-        return Status.no(f"dtypes {a.dtype} x {b.dtype} -> {call.get('out_dtype')}")
+    m, n = a.size[0], b.size[0]
+    kinds = [a.dtype, b.dtype, call.get("out_dtype", a.dtype)]
+    rows = [DTYPES.get(dtype_name(kind)) for kind in kinds]
+    a_dtype, b_dtype, out_dtype = rows
+    if a_dtype is None or b_dtype is None or out_dtype is None:
+        return Status.no("dtypes {} x {} -> {}".format(*kinds))
     epilogue = _epilogue(call, operands, out_dtype, m, n)
     if isinstance(epilogue, Status):
         return epilogue
-    scaling = _scaling(operands)
     fast = call.op != "scaled_mm" or bool(call.get("use_fast_accum", False))
     problem = GemmProblem(
         op=call.op,
         m=compat.hint(m),
         n=compat.hint(n),
-        k=compat.hint(k),
-        a_dtype=DTYPES[dtype_name(a.dtype)],
-        b_dtype=DTYPES[dtype_name(b.dtype)],
+        k=compat.hint(a.size[1]),
+        a_dtype=a_dtype,
+        b_dtype=b_dtype,
         a_major=a_major,
         b_major=b_major,
-        scaling=scaling,
+        scaling=_scaling(operands),
         accum=Accum.FAST if fast else Accum.EXACT,
         epilogue=epilogue.graph,
         out_aligned=compat.known_multiple(n, max(16 // out_dtype.bytes, 1)),
@@ -186,7 +174,6 @@ def _build(
     status = problem.validate()
     if not status:
         return status
-    must_decide = call.get("scale_result") is not None and out_dtype.is_fp8
     return GemmRequest(
         f"aten.{call.op}",
         problem,
@@ -196,7 +183,22 @@ def _build(
         tuple(dict.fromkeys(names)),
         device,
         m,
-        must_decide,
+        must_decide=call.get("scale_result") is not None and out_dtype.is_fp8,
+    )
+
+
+def _check_sizes(a: View, b: View) -> Status:
+    """Matrices (M, K) and (N, K) of sizes that are never zero and not too large?"""
+    if len(a.size) != 2 or len(b.size) != 2:
+        return Status.no("operands are not matrices")
+    (m, k), n = a.size, b.size[0]
+    return Status.check(
+        (compat.known_equal(k, b.size[1]), f"K differs: {k} and {b.size[1]}"),
+        *((compat.known_positive(s), f"size {s} may be zero") for s in (m, n, k)),
+        *(
+            (compat.hint(x) * compat.hint(y) < MAX_ELEMENTS, f"{x} x {y} elements")
+            for x, y in ((m, n), (m, k), (n, k))
+        ),
     )
 
 

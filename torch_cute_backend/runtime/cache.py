@@ -27,7 +27,7 @@ from typing import Any
 from torch_cute_backend import config
 from torch_cute_backend.codegen.source import KernelSource
 from torch_cute_backend.errors import CacheError
-from torch_cute_backend.runtime import serial, toolchain
+from torch_cute_backend.runtime import files, serial, toolchain
 from torch_cute_backend.runtime.compile import (
     CompiledKernel,
     Resources,
@@ -102,7 +102,7 @@ class CacheEntry:
 
     def source(self) -> KernelSource:
         """What the entry was compiled from."""
-        return serial.source_from_json(_read_json(self.folder / _SOURCE))
+        return serial.source_from_json(files.read_json(self.folder / _SOURCE))
 
 
 class KernelCache:
@@ -116,7 +116,7 @@ class KernelCache:
     def load(self, key: str) -> CacheEntry | None:
         """The entry of ``key``, verified; None if there is none or it is corrupt."""
         folder = self._entries / key
-        if not _is_folder(folder):
+        if not files.is_folder(folder):
             return None
         self._check_folder()
         try:
@@ -194,7 +194,7 @@ class KernelCache:
         return Status.ok()
 
     def _keys(self) -> list[str]:
-        if not _is_folder(self._entries):
+        if not files.is_folder(self._entries):
             return []
         self._check_folder()
         return sorted(p.name for p in self._entries.iterdir())
@@ -233,7 +233,7 @@ class KernelCache:
         for _ in range(8):
             try:
                 staged.rename(target)
-                _sync(target.parent)
+                files.sync(target.parent)
                 return
             except OSError as error:
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
@@ -253,27 +253,19 @@ class KernelCache:
         shutil.rmtree(grave, ignore_errors=True)
 
 
-def _is_folder(path: Path) -> bool:
-    """Is there such a folder? ``CacheError`` if that may not even be asked."""
-    try:
-        return path.is_dir()
-    except OSError as error:
-        raise CacheError(f"cannot read cache folder: {error}") from error
-
-
 def _write_entry(folder: Path, key: str, compiled: CompiledKernel) -> None:
     """All files of an entry, the record last."""
-    _write(folder / OBJECT, compiled.object)
-    _write(folder / _CUBIN, compiled.cubin)
-    _write(folder / _TEXT, compiled.source.text.encode())
+    files.write(folder / OBJECT, compiled.object)
+    files.write(folder / _CUBIN, compiled.cubin)
+    files.write(folder / _TEXT, compiled.source.text.encode())
     source = json.dumps(serial.source_to_json(compiled.source), sort_keys=True)
-    _write(folder / _SOURCE, source.encode())
+    files.write(folder / _SOURCE, source.encode())
     link_shared(folder / OBJECT, folder / SHARED)
     record = _record(key, compiled)
-    record["files"] = {p.name: _digest(p) for p in sorted(folder.iterdir())}
+    record["files"] = {p.name: files.digest(p) for p in sorted(folder.iterdir())}
     record["record_sha256"] = _record_digest(record)
-    _write(folder / _RECORD, json.dumps(record, indent=1, sort_keys=True).encode())
-    _sync(folder)
+    files.write(folder / _RECORD, json.dumps(record, indent=1, sort_keys=True).encode())
+    files.sync(folder)
 
 
 def _record(key: str, compiled: CompiledKernel) -> dict[str, Any]:
@@ -330,13 +322,13 @@ def link_shared(obj: Path, shared: Path) -> bool:
         log.info("linking %s failed: %s", shared, words)
         shared.unlink(missing_ok=True)
         return False
-    _sync(shared)
+    files.sync(shared)
     return True
 
 
 def _verified(folder: Path) -> CacheEntry:
     """Read an entry and check every byte of it; ``CacheError`` names what is wrong."""
-    record = _read_json(folder / _RECORD)
+    record = files.read_json(folder / _RECORD)
     if record.get("record_sha256") != _record_digest(record):
         raise CacheError(f"{folder / _RECORD}: its digest does not match")
     if record.get("format") != FORMAT or record.get("key") != folder.name:
@@ -344,7 +336,7 @@ def _verified(folder: Path) -> CacheEntry:
     size = 0
     for name, digest in record["files"].items():
         path = folder / name
-        if _digest(path) != digest:
+        if files.digest(path) != digest:
             raise CacheError(f"{path}: its digest does not match the record")
         size += path.stat().st_size
     return _entry(folder, record, size)
@@ -369,36 +361,3 @@ def _entry(folder: Path, record: dict[str, Any], size: int) -> CacheEntry:
         # By the record: a file that it does not list was not verified.
         linked=SHARED in record["files"],
     )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise CacheError(f"{path}: {error}") from error
-    if not isinstance(value, dict):
-        raise CacheError(f"{path}: not a JSON object")
-    return value
-
-
-def _digest(path: Path) -> str:
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise CacheError(f"{path}: {error}") from error
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(path: Path) -> None:
-    """Flush a file or folder to disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
