@@ -29,6 +29,7 @@ _INT_COMPARE = {
     "hi": ">",
     "hs": ">=",
 }
+_NARROW = ("e4m3x2", "e5m2x2", "e2m3x2", "e3m2x2", "e2m1x2")
 _FLOAT_BITS = {"f16": 16, "bf16": 16, "f32": 32, "f64": 64}
 
 
@@ -362,10 +363,10 @@ def _cvt(e: BlockEmitter, instr: Instr) -> None:
     if target in ("bf16x2", "f16x2") and source == "f32":
         a, b = (e.val(o, 32) for o in instr.operands[1:3])
         e.assign(d, f"pack_pair({a}, {b}, {target!r}, {mode!r}, {relu})")
-    elif target in ("e4m3x2", "e5m2x2") and source == "f32" and saturate:
+    elif target in _NARROW and source == "f32" and saturate and mode == "rn":
         a, b = (e.val(o, 32) for o in instr.operands[1:3])
         e.assign(d, f"pack_narrow({a}, {b}, {target[:4]!r}, {relu})")
-    elif target == "f16x2" and source in ("e4m3x2", "e5m2x2"):
+    elif target == "f16x2" and source in _NARROW and not relu:
         e.assign(d, f"unpack_narrow({e.val(instr.operands[1], 16)}, {source[:4]!r})")
     else:
         _cvt_scalar(e, instr, target, source, mode, saturate)

@@ -18,7 +18,8 @@ from .lanes import Value, full
 def decode_table(name: str) -> np.ndarray:
     """All values of a format of at most 8 bits as f32, indexed by its bits."""
     if name == "ue8m0":
-        table = np.exp2(np.arange(256, dtype=np.float64) - 127).astype(np.float32)
+        with np.errstate(over="ignore"):
+            table = np.exp2(np.arange(256, dtype=np.float64) - 127).astype(np.float32)
         table[255] = np.nan
         return table
     exponent, mantissa, bias = {
@@ -51,7 +52,8 @@ _LARGEST = {"e4m3": 448.0, "e5m2": 57344.0, "e2m1": 6.0, "e2m3": 7.5, "e3m2": 28
 def encode_narrow(value: np.ndarray, name: str) -> np.ndarray:
     """f32 to the nearest code of a narrow format, ties to even.
 
-    Saturating to finite.
+    Saturating to finite. A NaN becomes the format's own, or its largest value where it
+    has none.
     """
     table = decode_table(name)
     half = len(table) // 2
@@ -66,8 +68,7 @@ def encode_narrow(value: np.ndarray, name: str) -> np.ndarray:
         down < up, lower, np.where(up < down, upper, np.where(lower & 1, upper, lower))
     )
     code = np.where(np.signbit(value), code + half, code).astype(np.uint8)
-    if name in ("e4m3", "e5m2"):
-        code = np.where(np.isnan(value), np.uint8(0x7F), code)
+    code = np.where(np.isnan(value), np.uint8(half - 1), code)
     result: np.ndarray = code
     return result
 
@@ -109,29 +110,26 @@ def pack_pair(
 
 
 def pack_narrow(high: Value, low: Value, name: str, relu: bool = False) -> Value:
-    """cvt.{e4m3x2,e5m2x2}.f32 to a 16-bit value."""
+    """cvt.{e4m3,e5m2,e2m3,e3m2}x2.f32 to two bytes, cvt.e2m1x2.f32 to one."""
     codes = []
     for part in (high, low):
         value = full(part, 32).view(np.float32)
         if relu:
             value = np.where(value < 0, np.float32(0), value)
         codes.append(encode_narrow(value, name).astype(np.uint16))
-    return codes[0] << np.uint16(8) | codes[1]
+    return codes[0] << np.uint16(4 if name == "e2m1" else 8) | codes[1]
 
 
 def unpack_narrow(value: Value, name: str) -> Value:
-    """cvt.f16x2.{e4m3x2,e5m2x2}."""
+    """cvt.f16x2.{e4m3,e5m2,e2m3,e3m2,e2m1}x2; the inverse of ``pack_narrow``."""
     bits = full(value, 16)
     table = decode_table(name)
-    low = (
-        table[bits & np.uint16(255)]
-        .astype(np.float16)
-        .view(np.uint16)
-        .astype(np.uint32)
-    )
-    high = (
-        table[bits >> np.uint16(8)].astype(np.float16).view(np.uint16).astype(np.uint32)
-    )
+    shift, mask = (4, 15) if name == "e2m1" else (8, len(table) - 1)
+    halves = [
+        table[part & np.uint16(mask)].astype(np.float16).view(np.uint16)
+        for part in (bits, bits >> np.uint16(shift))
+    ]
+    low, high = (half.astype(np.uint32) for half in halves)
     return high << np.uint32(16) | low
 
 
