@@ -28,6 +28,7 @@ from torch_cute_backend.runtime.pool import child_environ
 
 GEMM = ["scaled_mm", "--m", "64", "--n", "5120", "--k", "5120"]
 SMALL = ["mm", "--m", "64", "--n", "256", "--k", "256"]
+GROUPED = ["grouped_mm", "--m", "1024", "--n", "4096", "--k", "4096", "--groups", "8"]
 EXPLAIN_KEYS = {
     "problem",
     "arch",
@@ -49,6 +50,8 @@ MISTAKES = {
     "zero_size": ["explain", "mm", "--m", "0", "--n", "64", "--k", "64"],
     "unknown_arch": ["explain", *GEMM, "--arch", "sm_80"],
     "unknown_dtype": ["explain", *GEMM, "--dtype", "int4"],
+    "groups_of_mm": ["explain", *SMALL, "--groups", "2"],
+    "no_groups": ["explain", "grouped_mm", *SMALL[1:]],
     "scaling_of_mm": ["explain", *SMALL, "--scaling", "rowwise"],
     "schedule_text": ["explain", *GEMM, "--schedule", "{"],
     "schedule_list": ["explain", *GEMM, "--schedule", "[1]"],
@@ -151,6 +154,29 @@ class TestExplain(CliTestCase):
         self.assertEqual(report["schedule_source"], "user")
         self.assertEqual(report["schedule"]["scheduler"], "single_tile")
         self.assertEqual(report["loop_omission"]["decision"], "not_applicable")
+
+    def test_grouped(self):
+        problem = [*GROUPED, "--arch", "sm_90a"]
+        found = json.loads(self.run_cli("explain", *problem, "--json")[1])
+        self.assertEqual(found["problem"]["groups"], 8)
+        self.assertEqual(found["schedule"]["scheduler"], "grouped_static")
+        self.assertEqual(found["loop_omission"]["decision"], "omitted")
+        messages = [r["message"] for r in found["loop_omission"]["remarks"]]
+        self.assertIn("replaced by the grouped scheduler", messages)
+
+    def test_rank3_names_the_load_and_the_comparison(self):
+        problem = [*GROUPED, "--arch", "sm_90a", "--scheduler", "rank3_rhs"]
+        text = self.run_cli("explain", *problem)[1]
+        self.assertIn("shared loop:  kept (rule residual_work)", text)
+        self.assertIn("loaded = offsets[i]: work: read offsets", text)
+        self.assertIn("if left < span: depends on a value that is not", text)
+
+    @parametrize("grouping", ["n", "k", "batch"])
+    def test_other_groupings(self, grouping):
+        problem = [*GROUPED, "--arch", "sm_90a", "--grouping", grouping]
+        text = self.run_cli("explain", *problem)[1]
+        self.assertIn(f"G=8 along {grouping}", text)
+        self.assertIn("shared loop:  omitted", text)
 
     def test_whole_schedule(self):
         schedule = self.explain(*GEMM, "--arch", "sm_90a")["schedule"]

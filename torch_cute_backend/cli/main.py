@@ -16,12 +16,12 @@ from typing import NoReturn
 from torch_cute_backend.arch import ARCHS
 from torch_cute_backend.cli import bench_args
 from torch_cute_backend.errors import CacheError, CuteBackendError, UserError
-from torch_cute_backend.problem import GROUPED_OPS, OPS, SCALINGS, Accum, Major
+from torch_cute_backend.problem import OPS, SCALINGS, Accum, Grouping, Major
 from torch_cute_backend.schedulers import SCHEDULERS
 from torch_cute_backend.version import __version__
 
 PROGRAM = "torch-cute"
-DENSE_OPS = tuple(op for op in OPS if op not in GROUPED_OPS)
+GROUPINGS = tuple(g.value for g in Grouping if g is not Grouping.NONE)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -108,13 +108,19 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add_problem(parser: argparse.ArgumentParser) -> None:
     """Arguments that describe a GEMM and its schedule; see ``cli.problem``."""
-    parser.add_argument(
-        "op", choices=DENSE_OPS, metavar="OP", help=", ".join(DENSE_OPS)
-    )
+    parser.add_argument("op", choices=OPS, metavar="OP", help=", ".join(OPS))
     for size in "mnk":
         parser.add_argument(f"--{size}", type=_positive, required=True)
+    parser.add_argument("--dtype", help="of A and B (bfloat16; scaled: float8_e4m3fn)")
     parser.add_argument(
-        "--dtype", help="of A and B (bfloat16; scaled_mm: float8_e4m3fn)"
+        "--groups",
+        type=_positive,
+        help="of a grouped op; a ragged size is theirs all",
+    )
+    parser.add_argument(
+        "--grouping",
+        choices=GROUPINGS,
+        help="the dimension that groups divide (m), or batch: equal ones",
     )
     parser.add_argument("--out-dtype", default="bfloat16")
     parser.add_argument("--scaling", choices=SCALINGS)

@@ -12,7 +12,14 @@ from torch_cute_backend.build import KernelBuild, build_kernel
 from torch_cute_backend.dtypes import BFLOAT16, DTYPES, E4M3, DType
 from torch_cute_backend.epilogue.graph import EpilogueGraph
 from torch_cute_backend.errors import TableError, UserError
-from torch_cute_backend.problem import SCALE_INPUTS, Accum, GemmProblem, Major
+from torch_cute_backend.problem import (
+    GROUPED_OPS,
+    SCALE_INPUTS,
+    Accum,
+    GemmProblem,
+    Grouping,
+    Major,
+)
 from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.status import Status
 from torch_cute_backend.tuning.lookup import choose
@@ -97,7 +104,8 @@ def require_build(planned: Plan) -> KernelBuild:
 
 def problem_from(args: argparse.Namespace) -> GemmProblem:
     """The GEMM that ``args`` describe; ``UserError`` if they contradict each other."""
-    scaled = args.op == "scaled_mm"
+    scaled = args.op in ("scaled_mm", "scaled_grouped_mm")
+    grouping, groups = _groups(args)
     scaling = args.scaling or ("rowwise" if scaled else "none")
     if scaled == (scaling == "none"):
         raise UserError(f"--scaling {scaling} does not go with {args.op}")
@@ -122,7 +130,20 @@ def problem_from(args: argparse.Namespace) -> GemmProblem:
             out, scale_a, scale_b, bias, products=args.products
         ),
         out_aligned=args.n * out.bytes % 16 == 0,
+        grouping=grouping,
+        groups=groups,
     )
+
+
+def _groups(args: argparse.Namespace) -> tuple[Grouping, int]:
+    """Grouping and number of groups: of a grouped op, along M unless said otherwise."""
+    if args.op not in GROUPED_OPS:
+        if args.groups is not None or args.grouping is not None:
+            raise UserError(f"{args.op} has no groups")
+        return Grouping.NONE, 1
+    if args.groups is None:
+        raise UserError(f"{args.op} needs --groups")
+    return Grouping(args.grouping or Grouping.M.value), args.groups
 
 
 def arch_from(name: str | None) -> ArchSpec:
@@ -171,4 +192,6 @@ def problem_to_json(problem: GemmProblem) -> dict[str, Any]:
         "scaling": problem.scaling,
         "accum": problem.accum.value,
         "products": problem.epilogue.products,
+        "grouping": problem.grouping.value,
+        "groups": problem.groups,
     }

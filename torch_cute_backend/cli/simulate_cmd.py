@@ -15,16 +15,20 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch_cute_backend.build import KernelBuild
 from torch_cute_backend.cli.problem import plan, require_build
 from torch_cute_backend.errors import UserError
+from torch_cute_backend.problem import Grouping
 from torch_cute_backend.sim.child import SimChild
 from torch_cute_backend.sim.kernels import role_of_warp
 from torch_cute_backend.sim.parse import parse
 from torch_cute_backend.sim.report import BadInput
 from torch_cute_backend.sim.simulator import check_target
+
+if TYPE_CHECKING:
+    from torch_cute_backend.sim.gemm_case import Operands
 
 COLUMNS = ("instructions", "bar.sync", "shfl", "try_wait", "arrive", "tma", "mma")
 """Counts shown in the text report; ``--json`` has all of them."""
@@ -109,11 +113,8 @@ def simulate(
         BadInput: ``ptx`` is not PTX, for another target, or of another kernel.
         SimError: the simulator cannot run the kernel; the message says why.
     """
-    from torch_cute_backend.sim import gemm_case
-
-    problem = build.problem
     num_ctas = sms or build.arch.default_sms
-    operands = gemm_case.make(build, problem.m, problem.n, problem.k, num_ctas=num_ctas)
+    operands = _operands(build, num_ctas)
     with SimChild() as child, progress_bar(build.source.name) as bar:
         report = child.simulate(
             build.source,
@@ -140,6 +141,19 @@ def simulate(
         "grid": list(report.grid),
         "seconds": round(report.seconds, 3),
     }
+
+
+def _operands(build: KernelBuild, num_ctas: int) -> Operands:
+    """For the problem's own sizes; groups divide a ragged one as evenly as can be."""
+    from torch_cute_backend.sim import gemm_case, grouped_case
+
+    p = build.problem
+    if not p.is_grouped:
+        return gemm_case.make(build, p.m, p.n, p.k, num_ctas=num_ctas)
+    sizes = {Grouping.M: p.m, Grouping.N: p.n, Grouping.K: p.k}
+    total = sizes.get(p.grouping, 0)
+    ends = [(g + 1) * total // p.groups for g in range(p.groups)]
+    return grouped_case.make(build, p, ends if p.has_offsets else ())
 
 
 def to_text(build: KernelBuild, result: Mapping[str, Any]) -> str:
