@@ -53,6 +53,15 @@ class ArchSpec(ABC):
     def threads(self, schedule: GemmSchedule) -> int:
         """Threads of one CTA."""
 
+    def cluster_slots(self, size: int) -> int:
+        """Clusters of ``size`` CTAs that the assumed GPU runs at once, one CTA an SM.
+        A cluster lies within one GPC, so large ones leave SMs idle."""
+        sms = self.default_sms
+        # H200, timed: 25 clusters of 4 ran at once, 32 took two rounds, 56 no more
+        # rounds than 48: it holds 28 to 31. The driver says it exactly at run time.
+        usable = sms if size <= 2 else sms * 7 // 8
+        return max(1, usable // size)
+
     def staged_rows(self, schedule: GemmSchedule) -> int:
         """Rows of A and of the output that shared memory holds: what one MMA reads,
         where a tile is lower than that."""

@@ -145,7 +145,9 @@ def sweep(request: dict[str, Any]) -> dict[str, Any]:
         problem, schedule, _arch(), bool(request.get("cached_only"))
     )
     shapes = [(m, n, k) for m, n, k in request["shapes"]]
-    ctas = request.get("num_ctas") or device.sm_count(torch.cuda.current_device())
+    ctas = request.get("num_ctas") or device.resident_ctas(
+        torch.cuda.current_device(), schedule.cluster_size
+    )
 
     def run(*tensors: torch.Tensor) -> None:
         kernel(*tensors, ctas)

@@ -111,10 +111,11 @@ def ours(request: Request) -> Prepared:
     kernel, name = kernel_for(
         request.problem, request.schedule, request.arch, request.cached_only
     )
-    sms = device.sm_count(torch.cuda.current_device())
+    index = torch.cuda.current_device()
+    ctas = device.resident_ctas(index, request.schedule.cluster_size)
 
     def call(x: Inputs) -> Call:
-        return lambda: kernel(x.a, x.b, x.out, *x.scales, *x.tail, sms)
+        return lambda: kernel(x.a, x.b, x.out, *x.scales, *x.tail, ctas)
 
     return Prepared([call(x) for x in request.sets], name)
 

@@ -140,6 +140,7 @@ class CuteCaller(TritonTemplateCaller):  # type: ignore[misc]
                 request.arguments(request.epilogue),
                 buffers,
                 request.device,
+                self.candidate.choice.schedule.cluster_size,
             )
         if isinstance(status, Status):
             step, problem = "benchmark", request.problem.describe()

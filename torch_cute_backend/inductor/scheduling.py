@@ -285,7 +285,8 @@ def _time_trial(text: str, path: str) -> float:
     device = torch.device("cuda", trial["device"])
     source = rebuild(spec, variant).source
     with phases.span("benchmark fused", source.name):
-        ms = timing.time_layouts(source, layouts, {}, device)
+        size = variant.schedule.cluster_size
+        ms = timing.time_layouts(source, layouts, {}, device, size)
     if isinstance(ms, Status):
         reasons.record("gemm", "benchmark", ms, spec.problem.describe())
         return math.inf

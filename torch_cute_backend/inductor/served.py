@@ -50,7 +50,7 @@ def load_gemm(text: str, place: int | str) -> Gemm:
     with phases.span("wrapper's kernels", spec.problem.describe()):
         kernels, ctas = _kernels(spec, place)
     if len(kernels) == 1:
-        return Gemm(spec, _single(kernels[0], ctas))
+        return Gemm(spec, _single(kernels[0], ctas[0]))
     limits = [v.up_to_m for v in spec.variants[:-1]]
     if any(limit is None for limit in limits):
         raise CacheError("kernel spec: a variant but the last one has no limit of M")
@@ -59,16 +59,18 @@ def load_gemm(text: str, place: int | str) -> Gemm:
 
 def _kernels(
     spec: KernelSpec, place: int | str
-) -> tuple[list[Callable[..., Any]], int]:
-    """The loaded variants, and how many CTAs to launch at most."""
+) -> tuple[list[Callable[..., Any]], list[int]]:
+    """The loaded variants, and how many CTAs to launch of each at most."""
     builds = [rebuild(spec, v) for v in spec.variants]
     if place == SIMULATOR:
         # Here, because a program on a GPU has no use for it.
         from torch_cute_backend.sim import kernels as simulated
 
-        return [simulated.load_kernel(b) for b in builds], spec.arch.default_sms
+        ctas = [spec.arch.default_sms] * len(builds)
+        return [simulated.load_kernel(b) for b in builds], ctas
     kernels = [launch.load_kernel(b.source) for b in builds]
-    return kernels, device.sm_count(int(place))
+    sizes = [b.schedule.cluster_size for b in builds]
+    return kernels, [device.resident_ctas(int(place), size) for size in sizes]
 
 
 def rebuild(spec: KernelSpec, variant: Variant) -> KernelBuild:
@@ -92,16 +94,17 @@ def _single(kernel: Callable[..., Any], ctas: int) -> Callable[..., Any]:
 
 
 def _by_m(
-    kernels: list[Callable[..., Any]], limits: list[int], ctas: int
+    kernels: list[Callable[..., Any]], limits: list[int], ctas: list[int]
 ) -> Callable[..., Any]:
-    *bounded, last = kernels
+    bounded = list(zip(kernels[:-1], limits, ctas[:-1], strict=True))
+    last, last_ctas = kernels[-1], ctas[-1]
 
     def run(*tensors: Any, stream: int) -> None:
         m = tensors[0].shape[-2]
-        for kernel, limit in zip(bounded, limits, strict=True):
+        for kernel, limit, count in bounded:
             if m <= limit:
-                kernel(*tensors, ctas)
+                kernel(*tensors, count)
                 return
-        last(*tensors, ctas)
+        last(*tensors, last_ctas)
 
     return run

@@ -77,6 +77,7 @@ def time_source(
     views: Sequence[View],
     buffers: Mapping[str, torch.Tensor],
     device: torch.device,
+    cluster_size: int = 1,
 ) -> float | Status:
     """Milliseconds of one launch, or why it could not be timed.
 
@@ -85,7 +86,7 @@ def time_source(
         buffers: example tensors by buffer name; missing ones are made here.
     """
     layouts = [(v.name, v.dtype, v.hints()) for v in views]
-    return time_layouts(source, layouts, buffers, device)
+    return time_layouts(source, layouts, buffers, device, cluster_size)
 
 
 def time_layouts(
@@ -93,6 +94,7 @@ def time_layouts(
     layouts: Sequence[tuple[str, torch.dtype, Hints]],
     buffers: Mapping[str, torch.Tensor],
     device: torch.device,
+    cluster_size: int = 1,
 ) -> float | Status:
     """As :func:`time_source`, for views given as (buffer name, dtype, hints)."""
     try:
@@ -101,7 +103,8 @@ def time_layouts(
         with torch.cuda.device(device), preserve_rng_state():
             tensors = [_tensor(*entry, buffers, device) for entry in layouts]
             sets = _copies(tensors)
-            ctas = devices.sm_count(devices.device_index(device))
+            index = devices.device_index(device)
+            ctas = devices.resident_ctas(index, cluster_size)
             return _replay(lambda i: kernel(*sets[i % len(sets)], ctas))
     except (CuteBackendError, RuntimeError, ValueError) as error:
         # A kernel that cannot run is no choice; Inductor takes inf for an answer.

@@ -22,6 +22,33 @@ def sm_count(index: int) -> int:
     return int(torch.cuda.get_device_properties(index).multi_processor_count)
 
 
+_resident: dict[tuple[int, int], int] = {}
+
+
+def resident_ctas(index: int, cluster_size: int) -> int:
+    """CTAs of CUDA device ``index`` that run at once, one an SM, in clusters of
+    ``cluster_size``: what a persistent kernel should launch at most."""
+    import torch
+
+    from torch_cute_backend.runtime import occupancy
+
+    sms = sm_count(index)
+    if cluster_size == 1:
+        return sms
+    known = _resident.get((index, cluster_size))
+    if known is not None:
+        return known
+    if not torch.cuda.is_available() or torch.cuda.is_current_stream_capturing():
+        # Loading the probe could spoil a capture; a few idle clusters cannot.
+        return sms
+    with torch.cuda.device(index):
+        torch.cuda.synchronize()
+        clusters = occupancy.max_clusters(cluster_size)
+    most = sms // cluster_size
+    _resident[index, cluster_size] = min(clusters or most, most) * cluster_size
+    return _resident[index, cluster_size]
+
+
 @functools.cache
 def arch_of(index: int) -> ArchSpec | None:
     """The arch whose cubins load on CUDA device ``index``, or None if there is none."""

@@ -136,7 +136,8 @@ def arrange(
     bs = _every(b)
     check_devices(build, (a, *bs, *inputs, *(out or ()), *tail))
     if num_ctas is None:
-        num_ctas = device.sm_count(device.device_index(a.device))
+        index = device.device_index(a.device)
+        num_ctas = device.resident_ctas(index, build.schedule.cluster_size)
     if num_ctas < 1:
         raise UserError(f"num_ctas={num_ctas} is not positive")
     if build.schedule.record != "none":

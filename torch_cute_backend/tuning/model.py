@@ -182,7 +182,7 @@ class Work:
         rows = _bands(m, s.tile_m * s.cluster_m, p.grouping is Grouping.M)
         columns = _bands(n, s.tile_n * s.cluster_n, p.grouping is Grouping.N)
         clusters = math.ceil(p.groups * rows * columns)
-        slots = max(1, arch.default_sms // s.cluster_size)
+        slots = arch.cluster_slots(s.cluster_size)
         a = s.tile_m * s.tile_k * p.a_dtype.bytes
         b = s.tile_n * s.tile_k * p.b_dtype.bytes
         k_tiles = math.ceil(k / s.tile_k)
