@@ -16,7 +16,7 @@ from torch_cute_backend.arch import SM90, SM100
 from torch_cute_backend.dtypes import E4M3, FLOAT32
 from torch_cute_backend.errors import TableError
 from torch_cute_backend.problem import Accum, Major
-from torch_cute_backend.schedule import GemmSchedule
+from torch_cute_backend.schedule import CHOICES, GemmSchedule
 
 S90 = GemmSchedule(128, 128, 128, 4, epi_n=64, epi_stages=2, math_warpgroups=2)
 S100 = GemmSchedule(128, 128, 128, 4, acc_stages=2, epi_n=64, epi_stages=2)
@@ -156,6 +156,15 @@ class TestValidate(TestCase):
         status = narrow.validate(fp8(out=E4M3), SM90)
         self.assertRegex(str(status), "epi_n=8 is not a multiple of 16 bytes")
         self.assertRegex(str(S90.validate(fp8(out=FLOAT32), SM90)), "256 bytes; a stag")
+
+    def test_every_word_is_from_its_list(self):
+        """A new field that is a word must be listed, or it takes any."""
+        words = {f.name for f in fields(GemmSchedule) if f.type == "str"}
+        self.assertEqual(words, {"scheduler", *CHOICES})
+        for name, choices in CHOICES.items():
+            self.assertIn(getattr(S90, name), choices)
+            status = replace(S90, **{name: "other"}).validate(fp8(), SM90)
+            self.assertIn(f"{name} 'other' is unknown", str(status))
 
 
 class TestJson(TestCase):

@@ -15,19 +15,19 @@ from torch_cute_backend.problem import GemmProblem, Grouping
 from torch_cute_backend.schedulers import SCHEDULERS
 from torch_cute_backend.status import Status
 
-_TEXT_FIELDS = (
-    "l2_policy",
-    "scheduler",
-    "raster",
-    "store",
-    "registers",
-    "promotion",
-    "math",
-    "launch",
-    "shared_loop",
-    "record",
-    "dead_loads",
-)
+CHOICES: dict[str, tuple[str, ...]] = {
+    "raster": ("along_m", "along_n", "grouped"),
+    "l2_policy": ("normal", "stream_b"),
+    "store": ("tma", "direct"),
+    "registers": ("even", "moved"),
+    "promotion": ("wait", "overlap"),
+    "math": ("cooperative", "pingpong"),
+    "launch": ("plain", "dependent"),
+    "shared_loop": ("auto", "keep", "inline"),
+    "record": ("none", "walk_end"),
+    "dead_loads": ("keep", "drop"),
+}
+"""What the fields that are words may say; ``scheduler`` is a word of its registry."""
 
 
 @dataclass(frozen=True)
@@ -184,16 +184,22 @@ class GemmSchedule:
                 problem.grouping is not Grouping.K or self.promotion == "wait",
                 f"promotion {self.promotion!r} does not go with ragged K",
             ),
-            (
-                self.dead_loads in ("keep", "drop"),
-                f"dead_loads {self.dead_loads!r} is unknown",
-            ),
         )
+        status = status & self._check_words()
         return arch.check_schedule(problem, self) if status else status
+
+    def _check_words(self) -> Status:
+        said = {name: getattr(self, name) for name in CHOICES}
+        return Status.check(
+            *(
+                (word in CHOICES[name], f"{name} {word!r} is unknown")
+                for name, word in said.items()
+            )
+        )
 
 
 def _well_typed(name: str, value: object) -> bool:
     """JSON has only the types text and number; a bool would pass for a number."""
-    if name in _TEXT_FIELDS:
+    if name == "scheduler" or name in CHOICES:
         return isinstance(value, str)
     return isinstance(value, int) and not isinstance(value, bool) and value > 0

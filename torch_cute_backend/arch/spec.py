@@ -91,7 +91,7 @@ def _may_omit(problem: GemmProblem, schedule: GemmSchedule) -> bool:
 def check_common(
     arch: ArchSpec, problem: GemmProblem, schedule: GemmSchedule
 ) -> Status:
-    """What holds on every arch: ranges, shared memory, clusters, names."""
+    """What holds on every arch: ranges, shared memory, clusters, stores."""
     s = schedule
     counts = {k: v for k, v in s.to_json().items() if isinstance(v, int)}
     wrong = [f"{name}={value}" for name, value in counts.items() if value < 1]
@@ -117,60 +117,16 @@ def check_common(
             f"cluster {s.cluster_m}x{s.cluster_n} is not of 1, 2, 4 or 8 CTAs",
         ),
         (
-            s.raster in ("along_m", "along_n", "grouped"),
-            f"raster {s.raster!r} is unknown",
-        ),
-        (
             s.group_m == 1 or s.raster == "grouped",
             f"group_m={s.group_m} needs raster 'grouped', not {s.raster!r}",
-        ),
-        (
-            s.l2_policy in ("normal", "stream_b"),
-            f"l2_policy {s.l2_policy!r} is unknown",
-        ),
-        (s.store in ("tma", "direct"), f"store {s.store!r} is unknown"),
-        (
-            s.registers in ("even", "moved"),
-            f"registers {s.registers!r} is unknown",
         ),
         (
             s.registers == "even" or _may_omit(problem, s),
             "registers='moved' needs roles without a shared loop",
         ),
-        (s.math in ("cooperative", "pingpong"), f"math {s.math!r} is unknown"),
-        (
-            s.promotion in ("wait", "overlap"),
-            f"promotion {s.promotion!r} is unknown",
-        ),
-        (s.launch in ("plain", "dependent"), f"launch {s.launch!r} is unknown"),
-        (
-            s.shared_loop in ("auto", "keep", "inline"),
-            f"shared_loop {s.shared_loop!r} is unknown",
-        ),
-        (s.record in ("none", "walk_end"), f"record {s.record!r} is unknown"),
         (
             s.record == "none" or s.cluster_size == 1,
             f"record {s.record!r} is for clusters of one CTA",
-        ),
-        (
-            s.store == "direct" or problem.out_aligned,
-            "TMA store needs 16-byte aligned output rows",
-        ),
-        (
-            s.store == "direct" or s.epi_n * problem.out_dtype.bytes <= 128,
-            f"epi_n={s.epi_n} is {s.epi_n * problem.out_dtype.bytes} bytes; a staged "
-            "row has at most 128",
-        ),
-        (
-            s.store == "direct" or s.epi_n * problem.out_dtype.bytes % 16 == 0,
-            f"epi_n={s.epi_n} is not a multiple of 16 bytes, as TMA boxes are",
-        ),
-        (
-            # The waits count store groups, not stages: a tile that did not end on the
-            # last stage would overtake its own pending stores in the next tile.
-            s.store == "direct" or (s.tile_n // s.epi_n) % s.epi_stages == 0,
-            f"epi_stages={s.epi_stages} does not divide the "
-            f"{s.tile_n // s.epi_n} subtiles of a tile",
         ),
         (
             s.tile_n % s.epi_n == 0,
@@ -181,5 +137,34 @@ def check_common(
             and s.tile_n % (SWIZZLE_ROWS * s.cluster_m) == 0,
             f"a multicast slice of tile {s.tile_m}x{s.tile_n} over cluster "
             f"{s.cluster_m}x{s.cluster_n} is not a multiple of {SWIZZLE_ROWS} rows",
+        ),
+    ) & _check_staged_store(problem, s)
+
+
+def _check_staged_store(problem: GemmProblem, schedule: GemmSchedule) -> Status:
+    """Can TMA store the output by way of shared memory, if the schedule says so?"""
+    s = schedule
+    if s.store == "direct":
+        return Status.ok()
+    return Status.check(
+        (
+            problem.out_aligned,
+            "TMA store needs 16-byte aligned output rows",
+        ),
+        (
+            s.epi_n * problem.out_dtype.bytes <= 128,
+            f"epi_n={s.epi_n} is {s.epi_n * problem.out_dtype.bytes} bytes; a staged "
+            "row has at most 128",
+        ),
+        (
+            s.epi_n * problem.out_dtype.bytes % 16 == 0,
+            f"epi_n={s.epi_n} is not a multiple of 16 bytes, as TMA boxes are",
+        ),
+        (
+            # The waits count store groups, not stages: a tile that did not end on the
+            # last stage would overtake its own pending stores in the next tile.
+            (s.tile_n // s.epi_n) % s.epi_stages == 0,
+            f"epi_stages={s.epi_stages} does not divide the "
+            f"{s.tile_n // s.epi_n} subtiles of a tile",
         ),
     )

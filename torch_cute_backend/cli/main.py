@@ -17,6 +17,7 @@ from torch_cute_backend.arch import ARCHS
 from torch_cute_backend.cli import bench_args
 from torch_cute_backend.errors import CacheError, CuteBackendError, UserError
 from torch_cute_backend.problem import OPS, SCALINGS, Accum, Grouping, Major
+from torch_cute_backend.schedule import CHOICES
 from torch_cute_backend.schedulers import SCHEDULERS
 from torch_cute_backend.version import __version__
 
@@ -137,7 +138,7 @@ def _add_problem(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--arch", help=f"{', '.join(ARCHS)} (default: the GPU's)")
     parser.add_argument("--scheduler", choices=tuple(SCHEDULERS))
-    parser.add_argument("--shared-loop", choices=("auto", "keep", "inline"))
+    parser.add_argument("--shared-loop", choices=CHOICES["shared_loop"])
     parser.add_argument("--schedule", metavar="JSON", help="a whole schedule, as JSON")
 
 
