@@ -119,6 +119,17 @@ class TestEpilogues(SimTestCase):
             fused=1,
         )
 
+    def test_single_row(self) -> None:
+        x, w, b = integers(1, K), integers(N, K), integers(N)
+        want = torch.relu(product(x, w) + b).to(BF16)
+        self.check(
+            lambda x, w, b: torch.relu(F.linear(x, w, b)),
+            (x, w, b),
+            want,
+            "sm_90a",
+            fused=1,
+        )
+
     @arches
     def test_gelu_both_and_silu(self, arch: str) -> None:
         """Three consumers and so three outputs of one kernel."""

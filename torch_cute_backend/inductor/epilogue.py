@@ -49,10 +49,11 @@ class Index:
     col: Size
     base: Size
 
-    def same_as(self, other: Index) -> bool:
+    def same_as(self, other: Index, m: Size, n: Size) -> bool:
+        """For all of (m, n); the step of a single row or column means nothing."""
         return (
-            compat.known_equal(self.row, other.row)
-            and compat.known_equal(self.col, other.col)
+            (compat.known_equal(self.row, other.row) or compat.known_equal(m, 1))
+            and (compat.known_equal(self.col, other.col) or compat.known_equal(n, 1))
             and compat.known_equal(self.base, other.base)
         )
 
@@ -202,7 +203,7 @@ class _Fusion:
     def _load_fused(self, name: str, index: Index) -> _Value:
         """A value of this kernel: its own element, rounded if a load would show it."""
         value, where, dtype = self.stored[name]
-        if not index.same_as(where):
+        if not index.same_as(where, self.m, self.n):
             raise _InexpressibleError(f"{name} is read at another element")
         if dtype.is_fp8 or (config.emulate_precision_casts and dtype.bits < 32):
             return _Value(self.builder.round(value.node, dtype))
