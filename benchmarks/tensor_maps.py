@@ -4,13 +4,13 @@
     python benchmarks/tensor_maps.py --driver       # where there is a driver and a GPU
 
 ``--capture`` runs the host code of every kernel of ``test/kernel_cases.py`` (both
-archs) against the simulator's stub and writes each distinct descriptor with its decoded
-meaning to ``results/tensor_maps.captured.jsonl``, the address zeroed. ``--driver``
-encodes each meaning with ``cuTensorMapEncodeTiled`` and compares bits; then it encodes
-modes that no kernel of ours uses (all data types, ranks, swizzles, L2 promotions, large
-strides) and compares what the simulator decodes with what was asked for, and sees that
-modes which the simulator does not model are refused. ``tensor_maps.driver.jsonl`` has
-every verdict; it fails if one is bad.
+archs) and ``test/grouped_cases.py`` against the simulator's stub and writes each
+distinct descriptor with its decoded meaning to ``results/tensor_maps.captured.jsonl``,
+the address zeroed. ``--driver`` encodes each meaning with ``cuTensorMapEncodeTiled``
+and compares bits; then it encodes modes that no kernel of ours uses (all data types,
+ranks, swizzles, L2 promotions, large strides) and compares what the simulator decodes
+with what was asked for, and sees that modes which the simulator does not model are
+refused. ``tensor_maps.driver.jsonl`` has every verdict; it fails if one is bad.
 
 Only the first 64 bytes are compared: the rest is the driver's own, and uninitialised in
 the DSL's descriptors. The DSL sets two bits of word 1 that the driver does not; they
@@ -34,10 +34,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "test"))
 
 from case_runs import runs
+from grouped_cases import GROUPED
 from kernel_cases import CASES
 
+from torch_cute_backend.build import KernelBuild
 from torch_cute_backend.errors import UserError
-from torch_cute_backend.sim import gemm_case, launch_source
+from torch_cute_backend.sim import gemm_case, grouped_case, launch_source
 from torch_cute_backend.sim.report import UnsupportedPtx
 from torch_cute_backend.sim.tensormap import TensorMap, decode
 
@@ -137,24 +139,32 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def capture() -> Iterator[dict[str, Any]]:
-    """Distinct descriptors of all kernels, at two sizes each."""
+    """Distinct descriptors of all kernels."""
     from torch_cute_backend.sim import launch
 
     launch.prepare()
     seen: dict[bytes, dict[str, Any]] = {}
+    for label, build, tensors, num_ctas in _launches():
+        (one,) = launch_source.capture_source(build.source, tensors, num_ctas)
+        for index, param in enumerate(one.params):
+            if len(param) == SIZE:
+                raw = bytes(8) + param[8:64]
+                row = seen.setdefault(raw, _captured(raw))
+                row["used_by"].append(f"{label} {index}")
+    yield from seen.values()
+
+
+def _launches() -> Iterator[tuple[str, KernelBuild, list[torch.Tensor], int]]:
+    """Label, kernel, tensors and CTA count: dense ones at two sizes, grouped ones."""
     for case in CASES:
         build = case.build()
         for run in runs(build)[:2]:
             operands = gemm_case.make(build, *run.sizes, num_ctas=run.num_ctas)
-            (one,) = launch_source.capture_source(
-                build.source, operands.tensors, run.num_ctas
-            )
-            for index, param in enumerate(one.params):
-                if len(param) == SIZE:
-                    raw = bytes(8) + param[8:64]
-                    row = seen.setdefault(raw, _captured(raw))
-                    row["used_by"].append(f"{case} {run.label} {index}")
-    yield from seen.values()
+            yield f"{case} {run.label}", build, operands.tensors, run.num_ctas
+    for grouped in GROUPED:
+        build = grouped.build()
+        made = grouped_case.make(build, grouped.problem, grouped.ends)
+        yield f"{grouped} ends", build, made.tensors, 3 * grouped.schedule.cluster_size
 
 
 def _captured(raw: bytes) -> dict[str, Any]:
