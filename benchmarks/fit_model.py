@@ -4,9 +4,11 @@
 
 Rows of ours with a schedule, cold, are what it learns from: tuning writes many for each
 shape. It minimises the squared error of the log of time, schedules near a shape's best
-counting most, over the logs of the rates. Ranking is judged by whether the first four
-of the model hold one within 3% of the best measured, also on shapes that the fit has
-not seen (``--folds``). ``--write`` puts the rates into ``tuning/rates.py``.
+counting most, over the logs of the rates. A rate stays between physical limits: without
+them one takes up what the model lacks, as an FP8 rate above the tensor cores' peak did
+for rounds of large clusters that the model did not count. Ranking is judged by whether
+the first four of the model hold one within 3% of the best measured, also on shapes that
+the fit has not seen (``--folds``). ``--write`` puts the rates into ``tuning/rates.py``.
 """
 
 from __future__ import annotations
@@ -33,12 +35,30 @@ from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.tuning import model, rates
 from torch_cute_backend.tuning.rates import RATES, Rates
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parent / "fit_data"
+"""Rows of searches, which are no results to report."""
 COLD = ("cold", "brief-cold")
 FITTED = tuple(f.name for f in fields(Rates) if f.name != "source")
 PRIOR = 0.05
 """Weight of staying near the old rates, for those that the data say little about."""
-LIMITS = {"softness": (2.0, 16.0), "narrow_n": (8.0, 128.0), "exact_factor": (1.0, 4.0)}
+LIMITS = {"softness": (2.0, 16.0), "narrow_n": (8.0, 128.0), "exact_factor": (1.0, 2.0)}
+_CLOCK = 1.98e9
+PHYSICAL = {
+    "sm_90a": {
+        "fp8_flops": (1.0e15, 1.98e15),
+        "half_flops": (5.0e14, 9.9e14),
+        "dram_bytes": (3.5e12, 4.8e12),
+        "l2_bytes": (4.0e12, 132 * 64 * _CLOCK),
+        "sm_bytes": (3.0e10, 128 * _CLOCK),
+        "latency_s": (4.0e-7, 3.0e-6),
+        "start_s": (1.0e-6, 4.0e-6),
+    }
+}
+"""By arch. H200: data sheet (dense peaks, 4.8 TB/s); boost clock 1.98 GHz; an SM reads
+64 bytes a clock from L2 and fills 128 of shared memory; a load from DRAM takes 0.4 us
+when nothing else runs; an empty kernel takes over 1 us."""
+LARGE_CLUSTER = 4
+"""From this size on, how many run at once differs from chip to chip."""
 CLOSE = 1.03
 FIRST = 4
 
@@ -72,7 +92,7 @@ def read_shapes(folder: Path, arch: str, least: int = 2) -> list[Shape]:
     found: dict[GemmProblem, dict[GemmSchedule, float]] = {}
     for row in compare.load(folder):
         sample = _sample(row, arch)
-        if sample is not None:
+        if sample is not None and not _overfull(sample, arch):
             times = found.setdefault(sample.problem, {})
             known = times.get(sample.schedule, math.inf)
             times[sample.schedule] = min(sample.us, known)
@@ -81,6 +101,16 @@ def read_shapes(folder: Path, arch: str, least: int = 2) -> list[Shape]:
         for p, times in found.items()
         if len(times) >= least
     ]
+
+
+def _overfull(sample: Sample, arch: str) -> bool:
+    """Were there more large clusters than run at once? How many do is not known of the
+    GPU that was measured, and the first searches launched one too many."""
+    s, p = sample.schedule, sample.problem
+    rows = math.ceil(p.m / (s.tile_m * s.cluster_m))
+    clusters = rows * math.ceil(p.n / (s.tile_n * s.cluster_n))
+    slots = arch_spec(arch).cluster_slots(s.cluster_size)
+    return s.cluster_size >= LARGE_CLUSTER and clusters > slots
 
 
 def _sample(row: dict[str, Any], arch: str) -> Sample | None:
@@ -121,7 +151,8 @@ def fit(shapes: Sequence[Shape], arch: ArchSpec, start: Rates) -> Rates:
     weights = np.array(
         [shape.best_us / s.us for shape in shapes for s in shape.samples]
     )
-    origin = np.log([getattr(start, name) for name in FITTED])
+    low, high = limits(arch.name)
+    origin = np.clip(np.log([getattr(start, name) for name in FITTED]), low, high)
 
     def residuals(x: np.ndarray) -> np.ndarray:
         trial = to_rates(x, start)
@@ -132,22 +163,31 @@ def fit(shapes: Sequence[Shape], arch: ArchSpec, start: Rates) -> Rates:
         pull = PRIOR * math.sqrt(len(samples) / len(FITTED)) * (x - origin)
         return np.concatenate([errors, pull])
 
-    return to_rates(least_squares(residuals, origin), start)
+    return to_rates(least_squares(residuals, origin, low, high), start)
+
+
+def limits(arch: str) -> tuple[np.ndarray, np.ndarray]:
+    """Smallest and largest logs of the fitted fields."""
+    known = LIMITS | PHYSICAL.get(arch, {})
+    pairs = [known.get(name, (1e-15, math.inf)) for name in FITTED]
+    return np.log([low for low, _ in pairs]), np.log([high for _, high in pairs])
 
 
 def to_rates(x: np.ndarray, like: Rates) -> Rates:
-    """Logs of the fitted fields to rates, inside their limits."""
-    values = {}
-    for name, value in zip(FITTED, np.exp(x), strict=True):
-        low, high = LIMITS.get(name, (0.0, math.inf))
-        values[name] = float(min(max(value, low), high))
+    """Logs of the fitted fields to rates."""
+    values = dict(zip(FITTED, map(float, np.exp(x)), strict=True))
     return replace(like, **values)
 
 
 def least_squares(
-    function: Callable[[np.ndarray], np.ndarray], start: np.ndarray, steps: int = 40
+    function: Callable[[np.ndarray], np.ndarray],
+    start: np.ndarray,
+    low: np.ndarray | float = -math.inf,
+    high: np.ndarray | float = math.inf,
+    steps: int = 40,
 ) -> np.ndarray:
-    """Levenberg-Marquardt with a numerical Jacobian."""
+    """Levenberg-Marquardt with a numerical Jacobian, within limits: what is at one and
+    would leave it takes no part in a step."""
     x, damping = start.copy(), 1e-2
     r = function(x)
     for _ in range(steps):
@@ -156,11 +196,15 @@ def least_squares(
         )
         normal = jacobian.T @ jacobian
         gradient = jacobian.T @ r
+        held = ((x <= low) & (gradient > 0)) | ((x >= high) & (gradient < 0))
+        free = np.flatnonzero(~held)
         for _ in range(8):
             scaled = normal + damping * (
                 np.diag(np.diag(normal)) + 1e-9 * np.eye(len(x))
             )
-            trial = x - np.linalg.solve(scaled, gradient)
+            step = np.zeros(len(x))
+            step[free] = np.linalg.solve(scaled[np.ix_(free, free)], gradient[free])
+            trial = np.clip(x - step, low, high)
             new = function(trial)
             if new @ new < r @ r:
                 break

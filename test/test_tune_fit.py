@@ -47,7 +47,23 @@ SHAPES = (
     (2048, 4096, 4096),
     (4096, 4096, 4096),
 )
-START = RATES["sm_90a"]
+START = Rates(
+    source="a first guess",
+    fp8_flops=1.45e15,
+    half_flops=7.9e14,
+    exact_factor=1.33,
+    narrow_n=64.0,
+    dram_bytes=4.5e12,
+    l2_bytes=1.4e13,
+    sm_bytes=9.5e10,
+    latency_s=1e-06,
+    start_s=2.2e-06,
+    tile_s=7e-07,
+    store_s=2e-11,
+    k_tile_s=2e-08,
+    cluster_s=1e-08,
+    softness=6.0,
+)
 TRUE = replace(
     START, sm_bytes=6e10, tile_s=1.5e-6, start_s=3e-6, dram_bytes=3.6e12, k_tile_s=5e-8
 )
@@ -205,6 +221,53 @@ class TestFit(TestCase):
     def test_no_data_is_an_error(self):
         with self.assertRaises(UserError):
             FIT.fit([], SM90, START)
+
+    def test_rates_stay_within_physical_limits(self):
+        fast = replace(TRUE, fp8_flops=3.0e15, dram_bytes=9.0e12)
+        shapes = made_up(noise=0.0, rates=fast)
+        found = FIT.fit(shapes, SM90, START)
+        for name, (low, high) in (FIT.LIMITS | FIT.PHYSICAL["sm_90a"]).items():
+            self.assertGreaterEqual(getattr(found, name), low * (1 - 1e-9), name)
+            self.assertLessEqual(getattr(found, name), high * (1 + 1e-9), name)
+
+    def test_rates_in_use_are_within_physical_limits(self):
+        for arch, limits in FIT.PHYSICAL.items():
+            for name, (low, high) in limits.items():
+                # Written with three digits.
+                self.assertGreaterEqual(getattr(RATES[arch], name), low * 0.995, name)
+                self.assertLessEqual(getattr(RATES[arch], name), high * 1.005, name)
+
+    def test_more_large_clusters_than_run_at_once_teach_nothing(self):
+        problem = problem_of("fp8", (4096, 4096, 4096))
+        s = complete(problem, SM90, 128, 128, math_warpgroups=2)
+        kept = {
+            size: FIT._overfull(
+                FIT.Sample(p, replace(s, cluster_n=size), 1.0), "sm_90a"
+            )
+            for size, p in ((1, problem), (2, problem), (4, problem))
+        }
+        self.assertEqual(kept, {1: False, 2: False, 4: True})
+        few = FIT.Sample(
+            problem_of("fp8", (128, 4096, 4096)), replace(s, cluster_n=4), 1
+        )
+        self.assertFalse(FIT._overfull(few, "sm_90a"))
+
+    def test_the_rates_in_use_rank_the_measured_searches(self):
+        shapes = FIT.read_shapes(FIT.RESULTS, "sm_90a")
+        self.assertGreater(len(shapes), 80)
+        quality = FIT.judge_model(shapes, SM90, RATES["sm_90a"])
+        self.assertGreater(quality.first, 0.8)
+        self.assertLess(quality.loss_first, 0.03)
+        self.assertLess(quality.error, 0.2)
+
+    def test_limits_hold_a_parameter(self):
+        found = FIT.least_squares(
+            lambda p: np.array([p[0] - 5.0, p[1] + p[0] - 1.0]),
+            np.array([0.5, 0.0]),
+            np.array([0.0, -9.0]),
+            np.array([2.0, 9.0]),
+        )
+        self.assertEqual(found.tolist(), [2.0, -1.0], rtol=1e-4, atol=1e-4)
 
     def test_least_squares(self):
         x = np.linspace(0.0, 3.0, 30)
