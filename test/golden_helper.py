@@ -10,7 +10,7 @@ import difflib
 import os
 from pathlib import Path
 
-from grouped_cases import ALL_CASES
+from grouped_kernel_cases import ALL_CASES
 from kernel_cases import Case
 from torch.testing._internal.common_utils import TestCase
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from build_helper import build, fp8, mm
 from golden_helper import assert_golden, assert_no_stale_golden, golden_cases
-from grouped_cases import ALL_CASES
+from grouped_kernel_cases import ALL_CASES
 from kernel_cases import HEADLINE
 from torch.testing._internal.common_utils import (
     TestCase,

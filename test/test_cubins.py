@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from build_helper import build, problem_of
 from golden_helper import golden_cases, golden_path
-from grouped_cases import ALL_CASES
+from grouped_kernel_cases import ALL_CASES
 from kernel_cases import CASES, Case
 from torch.testing._internal.common_utils import (
     TestCase,

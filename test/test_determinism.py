@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from build_helper import fp8, mm
-from grouped_cases import ALL_CASES
+from grouped_kernel_cases import ALL_CASES
 from torch.testing._internal.common_utils import TestCase, run_tests
 
 from torch_cute_backend.arch import ARCHS

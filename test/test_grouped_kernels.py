@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import ir_examples as ex
 from build_helper import build, fp8, grouped
-from grouped_cases import BATCH, GROUPED, RANK3, S64, K, M, N, small
+from grouped_kernel_cases import BATCH, GROUPED, RANK3, S64, K, M, N, small
 from torch.testing._internal.common_utils import (
     TestCase,
     instantiate_parametrized_tests,

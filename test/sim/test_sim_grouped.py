@@ -12,7 +12,7 @@ from dataclasses import replace
 import _paths  # noqa: F401
 import torch
 from build_helper import build
-from grouped_cases import (
+from grouped_kernel_cases import (
     BAD,
     BATCH,
     GROUPED,

@@ -27,21 +27,27 @@ RAGGED_SIZES = {
 FIND_GROUP = '''\
 @cute.jit
 def find_group(offsets, groups, work, extent, size, across):
-    """The group whose tile a work index is, its place among that group's tiles, the
-    group's clusters along the ragged dimension, and where it starts and stops. A warp
-    looks at 32 groups at a time, one a lane; each is cut to lie behind the one before
-    it and within ``extent``. Behind the last tile, the group is ``groups``."""
+    """The group whose tile a work index is, the work indices of the group's first tile
+    and behind its last, its clusters along the ragged dimension, and where it starts
+    and stops. A warp looks at 32 groups at a time, one a lane; each is cut to lie
+    behind the one before it and within ``extent``. Behind all tiles, the group is
+    ``groups``."""
     lane = cute.arch.lane_idx()
-    group, place, count, start, stop = groups, Int32(0), Int32(0), Int32(0), Int32(0)
+    group, head, until = groups, work, Int32(0x7FFFFFFF)
+    count, start, stop = Int32(0), Int32(0), Int32(0)
     first, tiles, done = Int32(0), Int32(0), Int32(0)
     while first < groups:
-        end = done
-        if first + lane < groups:
-            end = cutlass.max(done, cutlass.min(offsets[first + lane], extent))
-        for i in range_constexpr(5):
-            end = cutlass.max(end, cute.arch.shuffle_sync_up(end, 1 << i))
+        # Lanes behind the last group have its end, hence no tiles.
+        end = cutlass.min(offsets[cutlass.min(first + lane, groups - 1)], extent)
         begin = cute.arch.shuffle_sync_up(end, 1)
         begin = cutlass.select_(lane > 0, begin, done)
+        if cute.arch.vote_any_sync(end < begin):
+            # Bad ends: the largest one so far counts.
+            end = cutlass.max(end, done)
+            for i in range_constexpr(5):
+                end = cutlass.max(end, cute.arch.shuffle_sync_up(end, 1 << i))
+            begin = cute.arch.shuffle_sync_up(end, 1)
+            begin = cutlass.select_(lane > 0, begin, done)
         own = (end - begin + size - 1) // size
         upto = own
         for i in range_constexpr(5):
@@ -57,11 +63,11 @@ def find_group(offsets, groups, work, extent, size, across):
         first += 32
         if passed < 32:
             group = first - 32 + passed
-            place = work - (hit_upto - hit_own) * across
+            head, until = (hit_upto - hit_own) * across, hit_upto * across
             count, start, stop = hit_own, hit_begin, hit_end
             first = groups
         tiles, done = hit_upto, hit_end
-    return group, place, count, start, stop
+    return group, head, until, count, start, stop
 '''
 SPLIT_GROUP = '''\
 @cute.jit
@@ -86,15 +92,30 @@ class GroupedEmitter(Emitter):
 
     @emits(st.ScheduledCoordinates)
     def scheduled_coordinates(self, s: st.ScheduledCoordinates) -> None:
-        targets = ", ".join(v.name for v in s.targets)
         offsets = names.gmem(s.buffer)
         if self.problem.grouping is Grouping.K:
-            args = [offsets, str(s.work), "k_extent", "tiles_m * tiles_n"]
-            self.out.call(f"{targets} = split_group(", tuple(args))
+            targets = ", ".join(v.name for v in s.targets)
+            split = (offsets, str(s.work), "k_extent", "tiles_m * tiles_n")
+            self.out.call(f"{targets} = split_group(", split)
             return
         extent, size, across = RAGGED_SIZES[self.problem.grouping]
-        args = [offsets, "groups", str(s.work), extent, size, across]
-        self.out.call(f"{targets} = find_group(", tuple(args))
+        group, place, *rest = (v.name for v in s.targets)
+        with self.out.block(f"if {s.work} >= until:"):
+            args = (offsets, "groups", str(s.work), extent, size, across)
+            known = ", ".join((group, "head", "until", *rest))
+            self.out.call(f"{known} = find_group(", args)
+        self.out.line(f"{place} = {s.work} - head")
+
+    def tile_loop(self, s: st.TileLoop) -> None:
+        """A loop remembers the group of its last tile: the next one is often of it."""
+        ragged = self.problem.grouping in RAGGED_SIZES
+        for stmt in s.body if ragged else ():
+            if isinstance(stmt, st.ScheduledCoordinates):
+                group, _, *rest = (v.name for v in stmt.targets)
+                self.out.line(f"{group}, head, until = groups, Int32(0), Int32(0)")
+                zeros = ", ".join("Int32(0)" for _ in rest)
+                self.out.line(f"{', '.join(rest)} = {zeros}")
+        super().tile_loop(s)
 
     @emits(flow.SelectTile)
     def select_tile(self, s: flow.SelectTile) -> None:

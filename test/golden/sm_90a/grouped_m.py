@@ -42,21 +42,27 @@ THREADS = 160
 
 @cute.jit
 def find_group(offsets, groups, work, extent, size, across):
-    """The group whose tile a work index is, its place among that group's tiles, the
-    group's clusters along the ragged dimension, and where it starts and stops. A warp
-    looks at 32 groups at a time, one a lane; each is cut to lie behind the one before
-    it and within ``extent``. Behind the last tile, the group is ``groups``."""
+    """The group whose tile a work index is, the work indices of the group's first tile
+    and behind its last, its clusters along the ragged dimension, and where it starts
+    and stops. A warp looks at 32 groups at a time, one a lane; each is cut to lie
+    behind the one before it and within ``extent``. Behind all tiles, the group is
+    ``groups``."""
     lane = cute.arch.lane_idx()
-    group, place, count, start, stop = groups, Int32(0), Int32(0), Int32(0), Int32(0)
+    group, head, until = groups, work, Int32(0x7FFFFFFF)
+    count, start, stop = Int32(0), Int32(0), Int32(0)
     first, tiles, done = Int32(0), Int32(0), Int32(0)
     while first < groups:
-        end = done
-        if first + lane < groups:
-            end = cutlass.max(done, cutlass.min(offsets[first + lane], extent))
-        for i in range_constexpr(5):
-            end = cutlass.max(end, cute.arch.shuffle_sync_up(end, 1 << i))
+        # Lanes behind the last group have its end, hence no tiles.
+        end = cutlass.min(offsets[cutlass.min(first + lane, groups - 1)], extent)
         begin = cute.arch.shuffle_sync_up(end, 1)
         begin = cutlass.select_(lane > 0, begin, done)
+        if cute.arch.vote_any_sync(end < begin):
+            # Bad ends: the largest one so far counts.
+            end = cutlass.max(end, done)
+            for i in range_constexpr(5):
+                end = cutlass.max(end, cute.arch.shuffle_sync_up(end, 1 << i))
+            begin = cute.arch.shuffle_sync_up(end, 1)
+            begin = cutlass.select_(lane > 0, begin, done)
         own = (end - begin + size - 1) // size
         upto = own
         for i in range_constexpr(5):
@@ -72,11 +78,11 @@ def find_group(offsets, groups, work, extent, size, across):
         first += 32
         if passed < 32:
             group = first - 32 + passed
-            place = work - (hit_upto - hit_own) * across
+            head, until = (hit_upto - hit_own) * across, hit_upto * across
             count, start, stop = hit_own, hit_begin, hit_end
             first = groups
         tiles, done = hit_upto, hit_end
-    return group, place, count, start, stop
+    return group, head, until, count, start, stop
 
 
 @cute.kernel
@@ -138,16 +144,20 @@ def cute_grouped_mm_bf16_grouped_m_64x64x64_s4(
             pipeline.PipelineUserType.Producer,
             4,
         )
+        group, head, until = groups, Int32(0), Int32(0)
+        group_tiles, start, stop = Int32(0), Int32(0), Int32(0)
         tile_idx = cluster_id
         while tile_idx < tiles_m * tiles_n:
-            group, place, group_tiles, start, stop = find_group(
-                mOffsets,
-                groups,
-                tile_idx,
-                m,
-                TILE_M * CLUSTER_M,
-                tiles_n,
-            )
+            if tile_idx >= until:
+                group, head, until, group_tiles, start, stop = find_group(
+                    mOffsets,
+                    groups,
+                    tile_idx,
+                    m,
+                    TILE_M * CLUSTER_M,
+                    tiles_n,
+                )
+            place = tile_idx - head
             if group < groups:
                 tile_m = place % group_tiles
                 tile_n = place // group_tiles
@@ -234,16 +244,20 @@ def cute_grouped_mm_bf16_grouped_m_64x64x64_s4(
         thr_r2s = copy_r2s.get_slice(tidx)
         tRSsD = thr_r2s.partition_D(sD)
         tRSrD = thr_r2s.retile(tCrD)
+        group, head, until = groups, Int32(0), Int32(0)
+        group_tiles, start, stop = Int32(0), Int32(0), Int32(0)
         tile_idx = cluster_id
         while tile_idx < tiles_m * tiles_n:
-            group, place, group_tiles, start, stop = find_group(
-                mOffsets,
-                groups,
-                tile_idx,
-                m,
-                TILE_M * CLUSTER_M,
-                tiles_n,
-            )
+            if tile_idx >= until:
+                group, head, until, group_tiles, start, stop = find_group(
+                    mOffsets,
+                    groups,
+                    tile_idx,
+                    m,
+                    TILE_M * CLUSTER_M,
+                    tiles_n,
+                )
+            place = tile_idx - head
             if group < groups:
                 tile_m = place % group_tiles
                 tile_n = place // group_tiles
