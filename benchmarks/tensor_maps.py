@@ -4,7 +4,7 @@
     python benchmarks/tensor_maps.py --driver       # where there is a driver and a GPU
 
 ``--capture`` runs the host code of every kernel of ``test/kernel_cases.py`` (both
-archs) and ``test/grouped_cases.py`` against the simulator's stub and writes each
+archs) and ``test/grouped_kernel_cases.py`` against the simulator's stub and writes each
 distinct descriptor with its decoded meaning to ``results/tensor_maps.captured.jsonl``,
 the address zeroed. ``--driver`` encodes each meaning with ``cuTensorMapEncodeTiled``
 and compares bits; then it encodes modes that no kernel of ours uses (all data types,
@@ -34,7 +34,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "test"))
 
 from case_runs import runs
-from grouped_cases import GROUPED
+from grouped_kernel_cases import GROUPED
 from kernel_cases import CASES
 
 from torch_cute_backend.build import KernelBuild
