@@ -211,16 +211,18 @@ def measure(case: Case) -> None:
     if arch is None:
         raise UserError("no supported GPU")
     place = torch.device("cuda")
-    sms = device.sm_count(torch.cuda.current_device())
-    problem = case.sized(sms)
+    index = torch.cuda.current_device()
+    problem = case.sized(device.sm_count(index))
     kernels = builds(case, arch)
     functions = launch.load_kernels([b.source for b in kernels.values()])
+    (cluster,) = {b.schedule.cluster_size for b in kernels.values()}
+    ctas = device.resident_ctas(index, cluster)
     environment = results.environment()
     for name in PROTOCOLS:
         count = protocol.input_sets(bytes_per_set(problem), place, name == "cold")
         sets = make_inputs(problem, count)
         calls = {
-            form: [_call(function, x, sms) for x in sets]
+            form: [_call(function, x, ctas) for x in sets]
             for form, function in zip(kernels, functions, strict=True)
         }
         _check(problem, sets[0], {form: c[0] for form, c in calls.items()})
@@ -248,8 +250,8 @@ def measure(case: Case) -> None:
             print(json.dumps(row), flush=True)
 
 
-def _call(function: Callable[..., Any], x: Inputs, sms: int) -> Callable[[], object]:
-    return lambda: function(x.a, x.b, x.out, *x.scales, *x.tail, sms)
+def _call(function: Callable[..., Any], x: Inputs, ctas: int) -> Callable[[], object]:
+    return lambda: function(x.a, x.b, x.out, *x.scales, *x.tail, ctas)
 
 
 def _check(
