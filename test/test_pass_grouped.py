@@ -29,6 +29,7 @@ from torch_cute_backend.ir.structure import (
     If,
     KLoop,
     Let,
+    Placeholder,
     RoleRegion,
     ScalarLoad,
     ScheduledCoordinates,
@@ -209,6 +210,14 @@ def only_supplied(**changes: object) -> Program:
     )
 
 
+def on_supplied(group: Var = GROUP, **changes: object) -> Program:
+    """Coordinates and a branch computed from what the scheduler supplies."""
+    there = BinOp("<", Ref(group), Param("groups"))
+    row = Let(var=Var("row"), value=BinOp("+", Ref(group), Ref(ex.TILE)))
+    branch = If(condition=there, body=(row, Placeholder(of="load", count=1)))
+    return ex.with_residual(only_supplied(**changes), branch)
+
+
 def used_in_a_tail() -> Program:
     use = Let(role=ex.LOAD90, var=Var("z"), value=Ref(GROUP))
 
@@ -245,6 +254,12 @@ KEPT = {
         scheduler=replace(GROUPED, name="other")
     ),
     "supplied_for_another_tile": lambda: only_supplied(work=INDEX),
+    "coordinates_of_another_loop": lambda: on_supplied(
+        scheduler=replace(GROUPED, name="other")
+    ),
+    "coordinates_of_another_tile": lambda: on_supplied(work=INDEX),
+    "coordinates_of_a_written_buffer": lambda: on_supplied(buffer=ex.D),
+    "coordinates_of_an_unknown_value": lambda: on_supplied(Var("unknown")),
     "supplied_by_an_ordinary_scheduler": lambda: ex.with_resource(
         only_supplied(), GROUPED, Scheduler("tiles", SchedulerKind.STATIC_PERSISTENT)
     ),
@@ -337,6 +352,12 @@ APPLIED omit_shared_loop: tile loop tiles (grouped_static): tile = bidz; while t
 
     def test_only_the_copy_of_what_is_supplied_goes(self):
         self.assertEqual(decide(only_supplied()), ("omitted", None))
+
+    def test_what_is_computed_from_supplied_values_goes(self):
+        omission = ex.omit(on_supplied())[1]
+        self.assertEqual((omission.decision, omission.rule), ("omitted", None))
+        remarks = [str(r) for r in omission.remarks]
+        self.assertTrue(any("if group < groups: control flow" in r for r in remarks))
 
     @parametrize("var", [OLD_M, OLD_GROUP, GROUP], name_fn=str)
     def test_use_behind_the_loop(self, var):

@@ -61,6 +61,7 @@ class ValuesTest(TestCase):
             "shr.u32 %r11, %r10, 33;": x * np.uint32(0),
             "shl.b32 %r11, %r10, 5;": x << np.uint32(5),
             "min.s32 %r11, %r10, 5;": np.minimum(s, 5),
+            "min.relu.s32 %r11, %r10, 5;": np.maximum(np.minimum(s, 5), 0),
             "max.u32 %r11, %r10, 5;": np.maximum(x, 5),
             "div.s32 %r11, %r10, -4;": (np.sign(wide) * (np.abs(wide) // 4) * -1),
             "rem.s32 %r11, %r10, 5;": np.fmod(wide, 5),
