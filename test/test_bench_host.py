@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import json
 import subprocess
@@ -16,6 +17,7 @@ from torch.testing._internal.common_utils import TestCase, run_tests
 from torch_cute_backend import config
 from torch_cute_backend.bench import compare, host, pick_time, results
 from torch_cute_backend.bench.results import OURS
+from torch_cute_backend.cli import bench_cmd
 from torch_cute_backend.errors import UserError
 from torch_cute_backend.runtime import toolchain
 
@@ -171,6 +173,17 @@ class TestPickTime(TestCase):
         for row in results.read(self.out):
             first = row["protocol"].startswith("first-call")
             self.assertEqual("phases" in row and "inductor" in row, first)
+
+    def test_the_command_line_chooses_ways_and_shapes(self):
+        args = argparse.Namespace(
+            providers=f"stock,{OURS}", shapes="16x64x64", budget=9.0
+        )
+        found = bench_cmd._pick_time_options(args, self.out)
+        self.assertEqual(found.ways, ("stock", OURS))
+        self.assertEqual((found.shapes, found.budget_s), (((16, 64, 64),), 9.0))
+        args = argparse.Namespace(providers="aten", shapes=None, budget=None)
+        with self.assertRaisesRegex(UserError, "unknown way.* aten; known: "):
+            bench_cmd._pick_time_options(args, self.out)
 
     def test_out_of_time(self):
         written, said = self.run_with(lambda *_: self.fail("ran"), budget_s=0.0)

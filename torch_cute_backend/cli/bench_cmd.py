@@ -25,12 +25,24 @@ def run(args: argparse.Namespace) -> int:
         for shape in shapes or (host.SHAPE,):
             host.run(out, shape=shape)
     elif args.suite == "pick-time":
-        pick_time.run(pick_time.Options(out, args.budget, shapes or pick_time.SHAPES))
+        pick_time.run(_pick_time_options(args, out))
     else:
         with Session(cached_only=args.cached_only) as session:
             suite.run(gemm_suite(args.suite), _options(args, out), session)
     print(f"rows are in {out}")
     return 0
+
+
+def _pick_time_options(args: argparse.Namespace, out: Path) -> pick_time.Options:
+    known = [way.provider for way in pick_time.WAYS]
+    ways = args.providers.split(",") if args.providers else known
+    unknown = sorted(set(ways) - set(known))
+    if unknown:
+        raise UserError(
+            f"unknown way(s) to pick: {', '.join(unknown)}; known: {', '.join(known)}"
+        )
+    shapes = parse_shapes(args.shapes) if args.shapes else pick_time.SHAPES
+    return pick_time.Options(out, args.budget, shapes, ways=tuple(ways))
 
 
 def _options(args: argparse.Namespace, out: Path) -> suite.Options:
