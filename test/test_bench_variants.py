@@ -33,6 +33,9 @@ class TestVariants(TestCase):
     def test_listed_schedules_fit(self):
         lines = self.module.read_lines(self.module.LIST)
         self.assertGreaterEqual(len(lines), 19)
+        more = self.module.read_lines(self.module.LIST.with_name("grouped.jsonl"))
+        self.assertGreaterEqual(len(more), 10)
+        lines += more
         for line in lines:
             problem = line.case.problem(line.accum)
             for label, schedule in line.variants.items():

@@ -112,6 +112,7 @@ class GroupedTest(TestCase):
             subtest((-1, -5, -(2**31)), name="negative"),
             subtest((2**31 - 1, 0, 5), name="beyond"),
             subtest(tuple(range(0, 300, 4)), name="75_groups"),
+            subtest((*range(0, 160, 5), 100, 10, 200, -5, 250), name="37_bad"),
         ],
     )
     def test_ends_of_m(self, schedule, ends):
