@@ -182,6 +182,9 @@ class Mma(Stmt):
             extra = (*extra, Issue(Queue.WGMMA))
         if self.promote is not None:
             extra = (*extra, Read(self.promote), Write(self.promote))
+        if self.promote is not None and self.alternate is None:
+            # The sum is added at once, so the statement waits for it itself.
+            extra = (*extra, Drain(0, Queue.WGMMA))
         if self.alternate is not None:
             other = self.alternate
             extra = (*extra, Read(other, Proxy.ASYNC), Write(other, Proxy.ASYNC))
