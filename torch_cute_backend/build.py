@@ -57,8 +57,6 @@ def build_kernel(
     status = schedule.validate(problem, arch)
     if not status:
         return status
-    if problem.is_grouped and arch.mma != "wgmma":
-        return Status.no(f"no grouped kernels on {arch.name}")
     template = build_grouped_gemm if problem.is_grouped else build_dense_gemm
     inline = template(problem, schedule, arch)
     result = run_pipeline(

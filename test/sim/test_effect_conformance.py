@@ -269,7 +269,6 @@ SILENT = {
     "AccumulatorClear",
     "EpilogueApply",
     "If",
-    "KLoop",
     "Let",
     "PartitionTma",
     "PipelineStates",

@@ -72,7 +72,18 @@ class Sm100Spec(ArchSpec):
         s = schedule
         common = check_common(self, problem, s)
         products = problem.epilogue.products
-        return common & _check_mma(s, products) & _check_epilogue(problem, s)
+        return (
+            common
+            & _check_mma(s, products)
+            & _check_epilogue(problem, s)
+            & Status.check(
+                (
+                    s.cta_group == 1 or problem.grouping.value != "k",
+                    "groups along K: an MMA's warp zeroes the tails of K of its own "
+                    "CTA only, so there are no pairs",
+                )
+            )
+        )
 
 
 def _check_mma(s: GemmSchedule, products: int) -> Status:

@@ -162,6 +162,10 @@ class GroupedEmitter(Emitter):
     mma_thread = "tidx"
     """A thread's number within the role that issues MMAs, which zeroes tails."""
 
+    def rows_of(self, staged: Buffer) -> str:
+        """A staged operand or output as (rows, columns, stages)."""
+        return str(staged)
+
     def _zero_column(
         self, buffer: Buffer, rows: str, zeros: str, each: int, stage: str
     ) -> None:
@@ -190,7 +194,7 @@ class GroupedEmitter(Emitter):
             out.line(f"chunk[j] = {zeros}[j]")
 
     def _chunk(self, buffer: Buffer, tiler: str, where: str, mode: str) -> None:
-        self.out.call("chunks = cute.local_tile(", (str(buffer), tiler, where))
+        self.out.call("chunks = cute.local_tile(", (self.rows_of(buffer), tiler, where))
         self.out.line(f"chunk = chunks[{mode}]")
 
     @emits(flow.PartialStore)

@@ -36,7 +36,8 @@ from torch_cute_backend.codegen.shapes import (
 from torch_cute_backend.epilogue.graph import EpilogueGraph, InputKind
 from torch_cute_backend.ir import dataflow as flow
 from torch_cute_backend.ir import structure as st
-from torch_cute_backend.ir.expr import BinOp, Const
+from torch_cute_backend.ir import sync
+from torch_cute_backend.ir.expr import BinOp, Const, Param
 from torch_cute_backend.ir.values import Buffer, Var
 
 
@@ -49,7 +50,7 @@ class Sm100Emitter(Sm100SetupEmitter):
     def tma_load(self, s: flow.TmaLoad) -> None:
         """A is cut into the rows of an MMA, which a pair shares; ``coords`` count the
         tiles of a CTA."""
-        if self.pair and s.source.name == "A":
+        if self.pair and s.source.name == "A" and not self.problem.is_grouped:
             row, *rest = s.coords
             s = replace(s, coords=(BinOp("//", row, Const(2)), *rest))
         super().tma_load(s)
@@ -95,6 +96,40 @@ class Sm100Emitter(Sm100SetupEmitter):
                     f"{acc}_stage",
                 ),
             )
+
+    @emits(flow.SelectTile)
+    def select_tile(self, s: flow.SelectTile) -> None:
+        """The rows of A that a pair shares start with the leader's."""
+        if self.pair and s.buffer.name == "A":
+            behind = BinOp(
+                "*", BinOp("%", Param("cta_rank"), Const(2)), Param("TILE_M")
+            )
+            row, *rest = s.origin
+            s = replace(s, origin=(BinOp("-", row, behind), *rest))
+        super().select_tile(s)
+
+    # --- tails of K ---------------------------------------------------------------
+
+    mma_thread = "tidx % 32"
+
+    @emits(flow.ZeroTail)
+    def zero_tail(self, s: flow.ZeroTail) -> None:
+        """The MMA's layout of an operand, seen as rows and columns."""
+        for buffer in (s.a, s.b):
+            self.out.comment("(rows, (MMA's k, MMA_K), stages)")
+            view = f"cute.group_modes({buffer}[((None, None), 0, None, None)], 1, 3)"
+            self.out.line(f"{self.rows_of(buffer)} = {view}")
+        super().zero_tail(s)
+
+    def rows_of(self, staged: Buffer) -> str:
+        return f"{staged}_rows" if names.camel(staged.name) != "SD" else f"{staged}"
+
+    @emits(sync.Fence)
+    def fence(self, s: sync.Fence) -> None:
+        """The MMA is issued by one lane, on behalf of what all lanes have written."""
+        super().fence(s)
+        if s.role is not None and s.role.warps == 1:
+            self.out.line("cute.arch.sync_warp()")
 
     # --- epilogue ---------------------------------------------------------
 

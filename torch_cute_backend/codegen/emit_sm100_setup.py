@@ -174,20 +174,32 @@ class Sm100SetupEmitter(GroupedEmitter):
         cta = "cta_rank % 2" if self.pair else "0"
         self.out.line(f"thr_mma = tiled_mma.get_slice({cta})")
         for buffer in s.buffers:
-            self._partition_load(names.camel(buffer.name), names.gmem(buffer))
+            x = names.camel(buffer.name)
+            if not self.problem.is_grouped:
+                self._load_boxes(x, names.gmem(buffer), "(None, None)")
+            self._multicast_mask(x)
 
-    def _partition_load(self, x: str, tensor: str) -> None:
+    def select(self, x: str, tensor: str) -> None:
+        if x in names.MODES:
+            self._load_boxes(x, tensor, "(0, None)")
+        else:
+            self._output_boxes(x, tensor, "(0, None)")
+
+    def _load_boxes(self, x: str, tensor: str, tiles: str) -> None:
+        """Boxes of ``tensor`` for TMA: of all tiles, or ``tiles`` says of which."""
         rows = self.mma_rows if x == "A" else "TILE_N"
         half = " // 2" if self.pair else ""
         across = "CLUSTER_N" if x == "A" else f"CLUSTER_M{half}"
         rank = "cta_n" if x == "A" else f"cta_m{half}"
         out = self.out
-        out.comment(f"(MMA, MMA_{rows[-1]}, MMA_K, tiles, k tiles)")
-        out.call(
-            f"tCg{x} = thr_mma.partition_{names.operand(x)}(",
-            (f"cute.local_tile({tensor}, ({rows}, TILE_K), (None, None))",),
-        )
-        out.comment("(box, stages), (box, tiles, k tiles)")
+        which = "tiles, " if tiles == "(None, None)" else ""
+        out.comment(f"(MMA, MMA_{rows[-1]}, MMA_K, {which}k tiles)")
+        boxes = f"cute.local_tile({tensor}, ({rows}, TILE_K), {tiles})"
+        if self.problem.is_grouped:
+            out.call(f"g{x} = cute.local_tile(", (tensor, f"({rows}, TILE_K)", tiles))
+            boxes = f"g{x}"
+        out.call(f"tCg{x} = thr_mma.partition_{names.operand(x)}(", (boxes,))
+        out.comment(f"(box, stages), (box, {which}k tiles)")
         out.call(
             f"t{x}s{x}, t{x}g{x} = cpasync.tma_partition(",
             (
@@ -198,8 +210,10 @@ class Sm100SetupEmitter(GroupedEmitter):
                 f"cute.group_modes(tCg{x}, 0, 3)",
             ),
         )
+
+    def _multicast_mask(self, x: str) -> None:
         if self.multicast(x):
-            out.call(
+            self.out.call(
                 f"{x.lower()}_mcast_mask = cpasync.create_tma_multicast_mask(",
                 (
                     "cluster_layout",
@@ -295,17 +309,22 @@ class Sm100SetupEmitter(GroupedEmitter):
         out.line("thr_r2s = copy_r2s.get_slice(tidx)")
         out.line(f"tRSs{x} = thr_r2s.partition_D({staging})")
         out.line(f"tRSr{x} = thr_r2s.retile({names.registers(target)})")
-        out.comment("(box, stages), (box, tiles m, subtiles n)")
-        out.call(
-            f"g{x}_mn = cute.local_tile(", (f"m{x}", "(TILE_M, EPI_N)", "(None, None)")
-        )
+        if not self.problem.is_grouped:
+            self._output_boxes(x, f"m{x}", "(None, None)")
+
+    def _output_boxes(self, x: str, tensor: str, tiles: str) -> None:
+        """Subtiles of ``tensor`` for TMA: of all tiles, or ``tiles`` says of which."""
+        out = self.out
+        which = "tiles m, " if tiles == "(None, None)" else ""
+        out.comment(f"(box, stages), (box, {which}subtiles n)")
+        out.call(f"g{x}_mn = cute.local_tile(", (tensor, "(TILE_M, EPI_N)", tiles))
         out.call(
             f"t{x}s{x}, t{x}g{x} = cpasync.tma_partition(",
             (
                 f"tma_atom_{x.lower()}",
                 "0",
                 "cute.make_layout(1)",
-                f"cute.group_modes({staging}, 0, 2)",
+                f"cute.group_modes(s{x}, 0, 2)",
                 f"cute.group_modes(g{x}_mn, 0, 2)",
             ),
         )
