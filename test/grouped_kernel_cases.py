@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from build_helper import grouped
 from kernel_cases import CASES, Case
 
-from torch_cute_backend.arch import SM90
+from torch_cute_backend.arch import SM90, SM100, ArchSpec
 from torch_cute_backend.dtypes import E4M3, E5M2, FLOAT16, FLOAT32
 from torch_cute_backend.problem import Accum, GemmProblem, Grouping, Major
 from torch_cute_backend.schedule import GemmSchedule
@@ -128,22 +128,77 @@ OTHER_ENDS = {
     "grouped_m_fp16": BAD,
     "grouped_k_fp8": BAD,
     "grouped_n_mn": (*MANY, 304),
-    "grouped_batch": (),
-    "grouped_batch_fp8": (),
-    "grouped_batch_inline": (),
-    "grouped_batch_kept": (),
 }
 
 
-def _cases(rows: dict, golden: bool) -> tuple[GroupedCase, ...]:
+T128 = schedule(128, 64, 64, 4, acc_stages=2)
+F128 = replace(T128, tile_k=128)
+T64 = replace(T128, tile_m=64)
+TRANK3 = replace(T128, scheduler="rank3_rhs")
+PAIR = replace(T128, cluster_m=2, cta_group=2)
+CLUSTER = {"cluster_m": 2, "cluster_n": 2}
+DIRECT = {"store": "direct", "epi_stages": 1}
+
+SM100_GOLDEN = {
+    "grouped_m": (small(M), T128),
+    "grouped_m_rank3": (small(M), TRANK3),
+    "grouped_n_fp8": (small(N, dtype=E4M3), F128),
+    "grouped_k": (small(K), T128),
+    "grouped_batch": (small(BATCH), T128),
+    "grouped_m_pair": (small(M), PAIR),
+}
+SM100_MORE = {
+    "grouped_m_inline": (small(M), replace(T128, **INLINE)),
+    "grouped_m_kept": (small(M), replace(T128, **KEPT)),
+    "grouped_m_rank3_inline": (small(M), replace(TRANK3, **INLINE)),
+    "grouped_m_rank3_drop": (small(M), replace(TRANK3, dead_loads="drop")),
+    "grouped_m_fp8": (small(M, dtype=E4M3), F128),
+    "grouped_m_fp16": (small(M, dtype=FLOAT16, out=FLOAT16), T128),
+    "grouped_m_fp32_out": (small(M, out=FLOAT32), T128),
+    "grouped_m_mn": (small(M, m=304, a_major=MN, b_major=MN), T128),
+    "grouped_m_64": (small(M), T64),
+    "grouped_m_64_fp8": (small(M, dtype=E4M3), replace(T64, tile_k=128)),
+    "grouped_m_direct": (small(M, n=133, out_aligned=False), replace(T128, **DIRECT)),
+    "grouped_m_bands": (small(M), replace(T128, raster="grouped", group_m=2)),
+    "grouped_m_cluster": (small(M), replace(T128, raster="along_n", **CLUSTER)),
+    "grouped_m_n256": (small(M), replace(T128, tile_n=256)),
+    "grouped_m_pair_fp8": (
+        small(M, dtype=E4M3),
+        replace(PAIR, tile_n=128, tile_k=128, cluster_n=2),
+    ),
+    "grouped_n": (small(N), T128),
+    "grouped_n_inline": (small(N), replace(T128, **INLINE)),
+    "grouped_n_mn": (small(N, m=136, a_major=MN, b_major=MN), T128),
+    "grouped_n_direct": (small(N, n=296, out_aligned=False), replace(T128, **DIRECT)),
+    "grouped_n_pair": (small(N), replace(PAIR, cluster_n=2)),
+    "grouped_k_inline": (small(K), replace(T128, **INLINE)),
+    "grouped_k_kept": (small(K), replace(T128, **KEPT)),
+    "grouped_k_mn": (small(K, m=136, a_major=MN, b_major=MN), T128),
+    "grouped_k_64": (small(K), T64),
+    "grouped_k_fp8": (small(K, dtype=E4M3), F128),
+    "grouped_k_mixed": (small(K, dtype=E4M3, b_dtype=E5M2), F128),
+    "grouped_k_cluster": (small(K), replace(T128, **CLUSTER)),
+    "grouped_k_direct": (small(K, out_aligned=False), replace(T128, **DIRECT)),
+    "grouped_batch_fp8": (small(BATCH, dtype=E4M3), F128),
+    "grouped_batch_pair": (small(BATCH), PAIR),
+}
+
+
+def _ends(name: str) -> tuple[int, ...]:
+    return () if "batch" in name else OTHER_ENDS.get(name, ENDS)
+
+
+def _cases(arch: ArchSpec, rows: dict, golden: bool) -> tuple[GroupedCase, ...]:
     return tuple(
-        GroupedCase(SM90, name, p, s, golden, OTHER_ENDS.get(name, ENDS))
+        GroupedCase(arch, name, p, s, golden, _ends(name))
         for name, (p, s) in rows.items()
     )
 
 
 GROUPED: tuple[GroupedCase, ...] = (
-    *_cases(SM90_GOLDEN, True),
-    *_cases(SM90_MORE, False),
+    *_cases(SM90, SM90_GOLDEN, True),
+    *_cases(SM90, SM90_MORE, False),
+    *_cases(SM100, SM100_GOLDEN, True),
+    *_cases(SM100, SM100_MORE, False),
 )
 ALL_CASES: tuple[Case, ...] = (*CASES, *GROUPED)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import ir_examples as ex
 from build_helper import build, fp8, grouped
-from grouped_kernel_cases import BATCH, GROUPED, RANK3, S64, K, M, N, small
+from grouped_kernel_cases import BATCH, GROUPED, PAIR, RANK3, S64, K, M, N, small
 from torch.testing._internal.common_utils import (
     TestCase,
     instantiate_parametrized_tests,
@@ -475,13 +475,17 @@ class TestRefused(TestCase):
         overlap = replace(S64, tile_k=128, promotion="overlap")
         self.assertIn("ragged K", self.reasons(exact, overlap))
 
+    def test_pairs_along_k(self):
+        self.assertIn("no pairs", self.reasons(small(K), PAIR, SM100))
+        self.assertEqual(self.reasons(small(M), PAIR, SM100), "ok")
+
     def test_dead_loads(self):
         found = self.reasons(small(M), replace(S64, dead_loads="maybe"))
         self.assertIn("dead_loads 'maybe' is unknown", found)
 
 
 class TestBuilds(TestCase):
-    @parametrize("case", [subtest(c, name=c.name) for c in GROUPED])
+    @parametrize("case", [subtest(c, name=str(c)) for c in GROUPED])
     def test_decision(self, case):
         kernel = build(case.problem, case.schedule, case.arch)
         s = case.schedule

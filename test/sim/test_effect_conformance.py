@@ -17,7 +17,7 @@ from unittest import mock
 
 import _paths  # noqa: F401
 from build_helper import build
-from grouped_cases import GROUPED
+from grouped_kernel_cases import GROUPED
 from kernel_cases import CASES
 from test_rules_matter import Kernel
 from torch.testing._internal.common_utils import TestCase, run_tests

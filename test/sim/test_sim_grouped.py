@@ -18,6 +18,8 @@ from grouped_kernel_cases import (
     GROUPED,
     RANK3,
     S64,
+    T128,
+    TRANK3,
     GroupedCase,
     K,
     M,
@@ -32,7 +34,7 @@ from torch.testing._internal.common_utils import (
     subtest,
 )
 
-from torch_cute_backend.arch import SM90
+from torch_cute_backend.arch import SM90, SM100, ArchSpec
 from torch_cute_backend.problem import GemmProblem
 from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.sim import grouped_case
@@ -40,6 +42,7 @@ from torch_cute_backend.sim.child import SimChild
 
 MODES = ("lazy", "random:1", "random:2")
 FORMS = ("auto", "keep", "inline")
+SCHEDULES = {"sm_90a": (SM90, S64, RANK3), "sm_100a": (SM100, T128, TRANK3)}
 
 
 class GroupedTest(TestCase):
@@ -60,9 +63,10 @@ class GroupedTest(TestCase):
         ends: tuple[int, ...] = (),
         num_ctas: int = 3,
         modes: tuple[str, ...] = ("lazy", "random:3"),
+        arch: ArchSpec = SM90,
     ) -> list[torch.Tensor]:
         """Run it; the outputs' bytes."""
-        kernel = build(problem, schedule, SM90)
+        kernel = build(problem, schedule, arch)
         operands = grouped_case.make(kernel, problem, ends)
         for mode in modes:
             operands.poison()
@@ -81,22 +85,27 @@ class GroupedTest(TestCase):
 
     @parametrize("case", [subtest(c, name=str(c)) for c in GROUPED])
     def test_case(self, case: GroupedCase):
-        self.check(case.problem, case.schedule, case.ends, modes=MODES)
+        self.check(case.problem, case.schedule, case.ends, modes=MODES, arch=case.arch)
 
     @parametrize("num_ctas", [1, 5, 64])
+    @parametrize("arch", list(SCHEDULES))
     @parametrize("grouping", [M, N, K, BATCH], name_fn=lambda g: g.name)
-    def test_forms_agree(self, grouping, num_ctas):
+    def test_forms_agree(self, grouping, arch, num_ctas):
         """More CTAs than tiles, about as many, and one."""
+        spec, base, _ = SCHEDULES[arch]
         problem = small(grouping)
         ends = () if grouping is BATCH else (7, 7, 64, 100, 193, 257)
         found = [
-            self.check(problem, replace(S64, shared_loop=form), ends, num_ctas)
+            self.check(
+                problem, replace(base, shared_loop=form), ends, num_ctas, arch=spec
+            )
             for form in FORMS
         ]
         self.assertEqual(found[1], found[0])
         self.assertEqual(found[2], found[0])
 
-    @parametrize("schedule", [S64, RANK3], name_fn=lambda s: s.scheduler)
+    @parametrize("rank3", [False, True])
+    @parametrize("arch", list(SCHEDULES))
     @parametrize(
         "ends",
         [
@@ -115,8 +124,9 @@ class GroupedTest(TestCase):
             subtest((*range(0, 160, 5), 100, 10, 200, -5, 250), name="37_bad"),
         ],
     )
-    def test_ends_of_m(self, schedule, ends):
-        self.check(small(M), schedule, ends)
+    def test_ends_of_m(self, rank3, arch, ends):
+        spec, *schedules = SCHEDULES[arch]
+        self.check(small(M), schedules[rank3], ends, arch=spec)
 
     @parametrize(
         "ends",
@@ -128,13 +138,17 @@ class GroupedTest(TestCase):
             subtest(BAD, name="bad"),
         ],
     )
+    @parametrize("arch", list(SCHEDULES))
     @parametrize("grouping", [N, K], name_fn=lambda g: g.name)
-    def test_other_ends(self, grouping, ends):
-        self.check(small(grouping), S64, ends)
+    def test_other_ends(self, grouping, arch, ends):
+        spec, schedule, _ = SCHEDULES[arch]
+        self.check(small(grouping), schedule, ends, arch=spec)
 
-    def test_empty_k_is_exactly_zero(self):
+    @parametrize("arch", list(SCHEDULES))
+    def test_empty_k_is_exactly_zero(self, arch):
+        spec, schedule, _ = SCHEDULES[arch]
         problem = small(K, m=16, n=16, k=32)
-        (out,) = self.check(problem, S64, (0, 8, 16, 16, 32))
+        (out,) = self.check(problem, schedule, (0, 8, 16, 16, 32), arch=spec)
         values = out.view(torch.bfloat16).reshape(5, 16, 16)
         self.assertEqual(int(values[[0, 3]].view(torch.int16).abs().max()), 0)
 
