@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import torch
 from bench_helper import fake_session
@@ -30,9 +31,11 @@ from torch_cute_backend.bench.cases import (
     sweep_kind,
 )
 from torch_cute_backend.bench.results import OURS
+from torch_cute_backend.build import KernelBuild, build_kernel
 from torch_cute_backend.errors import UserError
-from torch_cute_backend.problem import Grouping, Major
-from torch_cute_backend.tuning.table import RowKey
+from torch_cute_backend.problem import Accum, Grouping, Major
+from torch_cute_backend.tuning import lookup, search
+from torch_cute_backend.tuning.table import RowKey, TableRow
 
 KINDS = [f"{base}-g4{end}" for base in GROUPED_KINDS for end in ("", "-skewed")]
 SHAPE = (64, 96, 128)
@@ -208,9 +211,69 @@ class TestSuite(TestCase):
         self.assertEqual(RowKey.of(problem).groups, 4)
 
 
+GROUPED_CASES = list(SUITES[GROUPED].cases())
+
+
+def _label(case):
+    return case.describe().replace(" ", "_")
+
+
+class TestSchedules(TestCase):
+    """What the look-up and a search try for grouped problems."""
+
+    @parametrize(
+        "case", GROUPED_CASES, name_fn=lambda c: c.describe().replace(" ", "_")
+    )
+    def test_chosen_kernel_can_be_built(self, case):
+        for accum in Accum if case.is_fp8 else (Accum.FAST,):
+            problem = case.problem(accum)
+            found = lookup.candidates(problem, SM90)
+            self.assertEqual(len(found), 4)
+            first = found[0].schedule
+            self.assertEqual(first.scheduler, "grouped_static")
+            self.assertIsInstance(build_kernel(problem, first, SM90), KernelBuild)
+
+    def test_large_groups_get_large_tiles_and_small_ones_small(self):
+        shapes = {"large": (32768, 4096, 7168), "small": (512, 4096, 7168)}
+        found = {
+            name: lookup.choose(problem_of("fp8-grouped-m-g32", shape), SM90).schedule
+            for name, shape in shapes.items()
+        }
+        large, small = found["large"], found["small"]
+        self.assertGreaterEqual(large.tile_m * large.tile_n, 128 * 192)
+        self.assertEqual(large.math_warpgroups, 2)
+        self.assertLessEqual(small.tile_m, 64)
+
+    @parametrize("kind", ["fp8-grouped-m-g8", "bf16-wgrad-g8", "bf16-grouped-n-g8"])
+    def test_a_search_tries_many_kernels_that_can_be_built(self, kind):
+        case = Case(GROUPED, kind, (8192, 4096, 8192))
+        listed = search.candidates(case, Accum.FAST, SM90)
+        self.assertGreater(len(listed), 12)
+        self.assertGreater(len({s.raster for s in listed}), 1)
+        for schedule in listed[:12]:
+            built = build_kernel(case.problem(), schedule, SM90)
+            self.assertIsInstance(built, KernelBuild, schedule.describe())
+
+    def test_a_row_is_for_its_number_of_groups(self):
+        problem = problem_of("fp8-grouped-m-g8", (8192, 4096, 4096))
+        schedule = lookup.choose(problem, SM90).schedule
+        row = TableRow("row", RowKey.of(problem), schedule, (("kind", "model"),))
+        with mock.patch.object(lookup, "table", return_value=(row,)):
+            for groups, m, source in (
+                (8, 8192, "pretuned-exact"),
+                (16, 16384, "pretuned-nearest"),
+                (8, 65536, "model"),
+            ):
+                other = problem_of(f"fp8-grouped-m-g{groups}", (m, 4096, 4096))
+                self.assertEqual(lookup.choose(other, SM90).source, source)
+            dense = problem_of("fp8", (8192, 4096, 4096))
+            self.assertEqual(lookup.choose(dense, SM90).source, "model")
+
+
 instantiate_parametrized_tests(TestKinds)
 instantiate_parametrized_tests(TestInputs)
 instantiate_parametrized_tests(TestSweep)
+instantiate_parametrized_tests(TestSchedules)
 
 if __name__ == "__main__":
     run_tests()

@@ -5,7 +5,7 @@
 
 Groups: ``exact`` (every kind, schedule and pattern of groups), ``situations`` and
 ``wgrad`` (single ones, as others have met them), ``bad_offsets``, ``frames``,
-``random``, ``aten``, and those of ``grouped_loop_cases``.
+``guard_pages``, ``random``, ``aten``, and those of ``grouped_loop_cases``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import grouped_loop_cases  # noqa: F401  its cases register themselves
+import guard_pages
 import torch
 from case_groups import record
 from grouped_lib import (
@@ -258,6 +259,60 @@ def poisoned_surroundings(kind: str) -> str:
             framed.check()
             count += 1
     return f"{count} launches"
+
+
+# Tensors flush with memory that is not mapped: an access beyond them is a fault.
+
+GUARDED = (*FULL, "bf16_m_mn_mn", "bf16_k_k_k", "fp8_k", "fp8_n")
+
+
+@each("guard_pages", GUARDED)
+def between_unmapped_pages(kind: str) -> str:
+    count = 0
+    for name in ("64", "128"):
+        built = kernel(kind, name)
+        problem = built.problem
+        ends = [] if not problem.has_offsets else ends_of([5, 0, 70, 131, 2])
+        m, n, k = extents(problem, ends or [0])
+        one = replace(problem, m=m, n=n, k=k, groups=len(ends) or 3)
+        seed = torch.Generator(DEVICE).manual_seed(7)
+        x = groups.exact(one, ends, seed)
+        want = groups.reference(one, x).to(x.out.dtype)
+        for at_end in (True, False):
+            guarded = x if STAND_IN else guard(x, at_end)
+            run(built, guarded)
+            same(guarded.out, want, f"{kind} {name}, flush at end: {at_end}")
+            count += 1
+    return f"{count} launches"
+
+
+def guard(x: Inputs, at_end: bool) -> Inputs:
+    """Copies of all tensors, each beside an unmapped page."""
+    named = {
+        name: guard_pages.flush(t, at_end)
+        for name, t in vars(x).items()
+        if isinstance(t, torch.Tensor)
+    }
+    return replace(x, **named)
+
+
+@case("guard_control")
+def a_read_beyond_is_a_fault() -> str:
+    """Last of its process: the fault ends the context."""
+    if STAND_IN:
+        return "no such memory on a CPU"
+    inside = guard_pages.flush(torch.ones(1024, device=DEVICE), at_end=True)
+    if float(inside.sum()) != 1024:
+        raise AssertionError("mapped memory does not hold what was written")
+    beyond = guard_pages.with_bytes_behind(inside, 4096)
+    try:
+        beyond.sum().item()
+    except RuntimeError as error:
+        first = str(error).splitlines()[0]
+        if "illegal memory access" not in first:
+            raise
+        return f"as it should: {first}"
+    raise AssertionError("memory beyond the guard page could be read")
 
 
 # Random data within a bound; what it would let pass.
