@@ -154,7 +154,7 @@ class TestParts(TestCase):
         (other,) = model.variants(problem, best, SM90)
         self.assertEqual({best.l2_policy, other.l2_policy}, {"normal", "stream_b"})
 
-    def test_other_roles_are_valid_and_searched_only(self):
+    def test_other_roles_are_valid_ranked_and_searched(self):
         wanted = {"fast": ("math", "pingpong"), "exact": ("promotion", "overlap")}
         for accum, (field, value) in wanted.items():
             problem = fp8(4096, 4096, 4096, accum=Accum(accum))
@@ -163,14 +163,37 @@ class TestParts(TestCase):
             for s in made:
                 self.assertTrue(s.validate(problem, SM90))
                 self.assertTrue(build_kernel(problem, s, SM90))
-            self.assertEqual(set(made) & set(model.rank(problem, SM90, 1000)), set())
+            self.assertEqual(set(made) - set(model.rank(problem, SM90, 1000)), set())
+            self.assertEqual({s.store for s in made}, {"tma"})
             case = Case("tune", "fp8", (4096, 4096, 4096))
             found = search.candidates(case, Accum(accum), SM90)
             self.assertEqual(set(made) - set(found), set())
         problem = fp8(4096, 4096, 4096)
         self.assertEqual(model.other_roles(problem, SM100), [])
-        few = fp8(64, 5120, 5120)
-        self.assertEqual(model.other_roles(few, SM90), [])
+        for few in ((64, 5120, 5120), (64, 51200, 5120), (1024, 1024, 4096)):
+            self.assertEqual(model.other_roles(fp8(*few), SM90), [])
+
+    def test_pingpong_hides_all_epilogues_but_the_last(self):
+        problem = fp8(4096, 32768, 4096)
+        made = [s for s in model.other_roles(problem, SM90) if s.pingpong]
+        pingpong = next(s for s in made if s.tile_m == 128)
+        together = replace(pingpong, math="cooperative")
+        a, b = (model.estimate(problem, s, SM90) for s in (pingpong, together))
+        waves = model.Work.of(problem, pingpong, SM90, 64).waves
+        self.assertGreater(waves, 8)
+        self.assertLess(a.epilogue * waves / 2, b.epilogue * 1.01)
+        self.assertLess(a.compute, b.compute)
+        # A short mainloop hides only its own length.
+        short = fp8(4096, 32768, 128)
+        self.assertGreater(model.estimate(short, pingpong, SM90).epilogue, a.epilogue)
+
+    def test_exact_sums_cost_less_where_they_overlap(self):
+        problem = fp8(4096, 4096, 4096, accum=Accum.EXACT)
+        made = model.other_roles(problem, SM90)
+        overlap = next(s for s in made if s.promotion == "overlap")
+        wait = replace(overlap, promotion="wait")
+        a, b = (model.seconds(problem, s, SM90) for s in (overlap, wait))
+        self.assertLess(a, b)
 
     def test_few_stages_limit_the_rate(self):
         problem = problem_of("fp8", (64, 5120, 5120))

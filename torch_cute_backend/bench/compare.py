@@ -17,7 +17,7 @@ from torch_cute_backend.bench.results import OURS
 
 FLOOR = "t_read"
 """The provider that only reads the weight: a floor, no peer."""
-NOT_COMPARED = ("tune", "random", "loop-omission")
+NOT_COMPARED = ("tune", "random", "loop-omission", "variants")
 """Suites whose rows are measurements of candidates, not comparisons."""
 
 Row = dict[str, Any]

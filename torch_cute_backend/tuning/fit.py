@@ -12,6 +12,7 @@ from torch_cute_backend.problem import Accum, GemmProblem
 from torch_cute_backend.schedule import GemmSchedule
 
 MAX_AB_STAGES = 16
+MIN_AB_STAGES = 2
 TIGHT_STAGED_ROW_BYTES = 64
 """Row of a subtile where accumulators leave few registers (sm_90a, FP8 rowwise,
 128x256: 64 columns of bf16 spilled, 32 do not)."""
@@ -45,7 +46,7 @@ def complete(
         tile_m=tile_m,
         tile_n=tile_n,
         tile_k=k_bytes // problem.a_dtype.bytes,
-        ab_stages=2,
+        ab_stages=MIN_AB_STAGES,
         acc_stages=_acc_stages(arch, tile_n),
         cluster_m=cluster_m,
         cluster_n=cluster_n,
@@ -55,7 +56,13 @@ def complete(
         l2_policy=l2_policy,
     )
     draft = replace(draft, **dict[str, Any](roles))
+    draft = replace(draft, ab_stages=_fewest(draft))
     return _deepen(problem, arch, _with_subtiles(problem, arch, draft), MAX_AB_STAGES)
+
+
+def _fewest(s: GemmSchedule) -> int:
+    """A/B stages that a schedule needs; overlapped promotion keeps one more in use."""
+    return MIN_AB_STAGES + (s.promotion == "overlap")
 
 
 def scheduler_for(problem: GemmProblem) -> str:
@@ -69,7 +76,7 @@ def refit(problem: GemmProblem, arch: ArchSpec, s: GemmSchedule) -> GemmSchedule
     outputs too. The result may still be invalid: ask ``validate``."""
     if arch.check_schedule(problem, s):
         return s
-    draft = _with_subtiles(problem, arch, replace(s, ab_stages=2))
+    draft = _with_subtiles(problem, arch, replace(s, ab_stages=_fewest(s)))
     return _deepen(problem, arch, draft, s.ab_stages)
 
 

@@ -125,7 +125,7 @@ def candidates(
     scored = model.scored(problem, arch)
     scored += [
         (model.seconds(problem, s, arch), s)
-        for s in (*model.other_roles(problem, arch), *others)
+        for s in others
         if s.validate(problem, arch)
     ]
     scored.sort(key=lambda pair: pair[0])
