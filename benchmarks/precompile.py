@@ -5,7 +5,9 @@
 
 Fills a kernel cache that a machine with a GPU loads without compiling, also under
 another Python version. Kernels are generic in their sizes, so many shapes share one.
-``--pack`` also writes the cache as one archive, for ``measure_all.py --kernels``.
+``--pack`` also writes the cache as one archive, for ``--kernels`` of ``measure_all.py``
+and ``try_variants.py``. What is most promising for its shape is compiled first, so a
+``--budget`` leaves out the rest.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, as_completed
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 
 from torch_cute_backend.arch import ArchSpec, arch_spec
@@ -64,7 +67,10 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--suites", default=DEFAULT_SUITES)
+    parser.add_argument(
+        "--suites", default=DEFAULT_SUITES, help="A,B:N,...: of B only N candidates"
+    )
+    parser.add_argument("--lists", help="also these lists of try_variants.py, A,B,...")
     parser.add_argument("--shapes", help="MxNxK,... instead of the suites' own")
     parser.add_argument("--top", type=int, default=8, help="candidates of a shape")
     parser.add_argument("--exact-top", type=int, default=2, help="with exact FP8 sums")
@@ -83,39 +89,71 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _cases(args: argparse.Namespace) -> Iterator[Case]:
-    for name in args.suites.split(","):
-        yield from suite(name).cases(parse_shapes(args.shapes) if args.shapes else None)
+def _cases(args: argparse.Namespace) -> Iterator[tuple[Case, int]]:
+    """Each case, and how many candidates of it at most."""
+    shapes = parse_shapes(args.shapes) if args.shapes else None
+    for entry in args.suites.split(","):
+        name, _, limit = entry.partition(":")
+        for case in suite(name).cases(shapes):
+            yield case, int(limit) if limit else args.top
+
+
+Wanted = tuple[Case, Accum, GemmSchedule]
 
 
 def _sources(
     args: argparse.Namespace, arch: ArchSpec
 ) -> Iterator[tuple[Slot, KernelSource]]:
-    """Every kernel that the suites may want."""
+    """Every kernel that the suites and lists may want, the most promising first."""
     seen: set[Slot] = set()
-    for case in _cases(args):
-        wanted = [(Accum.FAST, args.top)]
-        if case.is_fp8:
-            wanted.append((Accum.EXACT, args.exact_top))
-        for accum, limit in wanted:
-            others: list[GemmSchedule] = []
-            if args.heuristics:
-                problem = case.problem(accum)
-                others = heuristics.candidates(problem, arch, args.heuristics)
-            listed = search.candidates(case, accum, arch, limit)
-            # ``bench --pdl`` times what the look-up takes, launched as a dependent.
-            dependent = [replace(s, launch="dependent") for s in listed[:1] if args.pdl]
-            for schedule in dict.fromkeys([*listed, *others, *dependent]):
-                problem = case.problem(accum)
-                slot = (arch.name, Kind.of(problem), schedule)
-                if slot in seen:
-                    continue
-                seen.add(slot)
-                built = build_kernel(problem, schedule, arch)
-                if isinstance(built, Status):
-                    print(f"{case.describe()} {schedule.describe()}: {built}")
-                    continue
-                yield slot, built.source
+    for case, accum, schedule in _wanted(args, arch):
+        problem = case.problem(accum)
+        slot = (arch.name, Kind.of(problem), schedule)
+        if slot in seen:
+            continue
+        seen.add(slot)
+        built = build_kernel(problem, schedule, arch)
+        if isinstance(built, Status):
+            print(f"{case.describe()} {schedule.describe()}: {built}")
+            continue
+        yield slot, built.source
+
+
+def _wanted(args: argparse.Namespace, arch: ArchSpec) -> Iterator[Wanted]:
+    """First every shape's first candidate, then the lists, then second ones, ..."""
+    ranked = [
+        [(case, accum, s) for s in _schedules(args, arch, case, accum, top)]
+        for case, top in _cases(args)
+        for accum in (Accum if case.is_fp8 else [Accum.FAST])
+    ]
+    for rank, row in enumerate(zip_longest(*ranked)):
+        yield from (wanted for wanted in row if wanted is not None)
+        if rank == 0 and args.lists:
+            yield from _listed(args.lists)
+
+
+def _listed(names: str) -> Iterator[Wanted]:
+    from try_variants import read_lines
+
+    for name in names.split(","):
+        for line in read_lines(Path(name)):
+            for schedule in line.variants.values():
+                yield line.case, line.accum, schedule
+
+
+def _schedules(
+    args: argparse.Namespace, arch: ArchSpec, case: Case, accum: Accum, top: int
+) -> list[GemmSchedule]:
+    """A shape's candidates, best first."""
+    limit = top if accum is Accum.FAST else min(top, args.exact_top)
+    others: list[GemmSchedule] = []
+    if args.heuristics:
+        problem = case.problem(accum)
+        others = heuristics.candidates(problem, arch, args.heuristics)
+    listed = search.candidates(case, accum, arch, limit)
+    # ``bench --pdl`` times what the look-up takes, launched as a dependent.
+    dependent = [replace(s, launch="dependent") for s in listed[:1] if args.pdl]
+    return list(dict.fromkeys([*listed, *others, *dependent]))
 
 
 def compile_missing(

@@ -2,13 +2,15 @@
 
     python benchmarks/try_variants.py                       # all that is listed
     python benchmarks/try_variants.py --list FILE --only 4096x4096x4096
+    python benchmarks/try_variants.py --kernels kernels.tar.xz    # compile nothing
 
 The list holds one JSON object a line: ``kind``, ``shape`` [m, n, k], ``accum``, and
 ``variants``, a map of labels to schedules. A schedule may be ``{"from": label, ...}``:
 another variant of that line with some fields changed. Missing kernels are compiled
-first. Each is checked on exact products of small integers, one that hangs is given up
-after seconds, and what is left is timed in turns with ATen (CUDA graphs, cold L2). Rows
-are printed as JSON lines; ``ratio`` is time over ATen's of the same accumulation.
+first, unless ``--kernels`` names a pack of ``precompile.py --lists``. Each is checked
+on exact products of small integers, one that hangs is given up after seconds, and what
+is left is timed in turns with ATen (CUDA graphs, cold L2). Rows are printed as JSON
+lines; ``ratio`` is time over ATen's of the same accumulation.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tarfile
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import as_completed
@@ -23,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch_cute_backend import config
 from torch_cute_backend.arch import SM90
 from torch_cute_backend.bench.cases import Case, Shape
 from torch_cute_backend.bench.results import OURS
@@ -69,9 +74,21 @@ def main() -> int:
         if args.only is None
         or any(word in line.describe() for word in args.only.split(","))
     ]
-    _compile(lines, args.workers)
-    if args.compile_only:
+    if args.kernels is None:
+        _compile(lines, args.workers)
+        if not args.compile_only:
+            measure(args, lines)
         return 0
+    with tempfile.TemporaryDirectory() as folder:
+        with tarfile.open(args.kernels) as packed:
+            packed.extractall(folder, filter="data")
+        config.update(cache_dir=Path(folder))
+        measure(args, lines)
+    return 0
+
+
+def measure(args: argparse.Namespace, lines: list[Line]) -> None:
+    """Check and time what is in the kernel cache."""
     deadline = Deadline(args.budget)
     with Session(cached_only=True) as session:
         facts = session.environment()
@@ -84,7 +101,6 @@ def main() -> int:
                 _note(f"out of time before {line.describe()}")
                 break
             _time(session, line, right, args.rounds)
-    return 0
 
 
 def _arguments() -> argparse.Namespace:
@@ -94,6 +110,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--budget", type=float, default=120.0, help="seconds to time")
     parser.add_argument("--workers", type=int, default=12, help="compiling processes")
+    parser.add_argument("--kernels", type=Path, help="archive of precompile.py")
     parser.add_argument("--no-sweep", dest="sweep", action="store_false")
     parser.add_argument("--compile-only", action="store_true", help="no GPU needed")
     return parser.parse_args()
