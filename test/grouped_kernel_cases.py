@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from build_helper import grouped
+from build_helper import COL, FULL, ROW, SCALAR, grouped
 from kernel_cases import CASES, Case
 
 from torch_cute_backend.arch import SM90, SM100, ArchSpec
-from torch_cute_backend.dtypes import E4M3, E5M2, FLOAT16, FLOAT32
+from torch_cute_backend.dtypes import BFLOAT16, E4M3, E5M2, FLOAT16, FLOAT32
+from torch_cute_backend.epilogue.graph import EpilogueBuilder, EpilogueGraph
 from torch_cute_backend.problem import Accum, GemmProblem, Grouping, Major
 from torch_cute_backend.schedule import GemmSchedule
 
@@ -59,6 +60,25 @@ RANK3 = replace(S64, scheduler="rank3_rhs")
 BIG = schedule(128, 256, 64, 4, math_warpgroups=2)
 MANY = tuple(3 * i for i in range(50))
 BAD = (100, 50, -3, 2000, 10)
+
+
+def fused() -> EpilogueGraph:
+    """Inputs of all kinds and two outputs, exact on small integers."""
+    b = EpilogueBuilder()
+    x = b.op("mul", b.acc(), b.input("scale_a", ROW, FLOAT32))
+    x = b.op("mul", x, b.input("scale_b", COL, FLOAT32))
+    x = b.op("mul", x, b.input("scale", SCALAR, FLOAT32))
+    x = b.op("add", x, b.input("bias", COL, BFLOAT16))
+    b.output(b.op("add", x, b.input("residual", FULL, BFLOAT16)), BFLOAT16)
+    b.output(x, BFLOAT16, "d1")
+    return b.graph()
+
+
+NARROW = {"epi_n": 16}
+FUSED = {
+    f"grouped_{kind.value}_fused": small(kind, epilogue=fused())
+    for kind in (M, N, K, BATCH)
+}
 
 SM90_GOLDEN = {
     "grouped_m": (small(M), S64),
@@ -122,6 +142,15 @@ SM90_MORE = {
     "grouped_batch_fp8": (small(BATCH, dtype=E4M3), F64),
     "grouped_batch_inline": (small(BATCH), replace(S64, **INLINE)),
     "grouped_batch_kept": (small(BATCH), replace(S64, **KEPT)),
+    **{name: (p, replace(S64, **NARROW)) for name, p in FUSED.items()},
+    "grouped_m_fused_rank3": (
+        FUSED["grouped_m_fused"],
+        replace(RANK3, **NARROW),
+    ),
+    "grouped_m_fused_direct": (
+        FUSED["grouped_m_fused"],
+        replace(S64, store="direct", epi_stages=1, **NARROW),
+    ),
 }
 OTHER_ENDS = {
     "grouped_m_low": (0, 16, 16, 33, 40, 60),
@@ -181,6 +210,16 @@ SM100_MORE = {
     "grouped_k_direct": (small(K, out_aligned=False), replace(T128, **DIRECT)),
     "grouped_batch_fp8": (small(BATCH, dtype=E4M3), F128),
     "grouped_batch_pair": (small(BATCH), PAIR),
+    **{name: (p, replace(T128, **NARROW)) for name, p in FUSED.items()},
+    "grouped_m_fused_rank3": (
+        FUSED["grouped_m_fused"],
+        replace(TRANK3, **NARROW),
+    ),
+    "grouped_m_fused_direct": (
+        FUSED["grouped_m_fused"],
+        replace(T128, **{**DIRECT, **NARROW}),
+    ),
+    "grouped_n_fused_64": (FUSED["grouped_n_fused"], replace(T64, **NARROW)),
 }
 
 

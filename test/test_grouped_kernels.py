@@ -6,6 +6,7 @@ on each one's shared loop with every remark; what must be refused; what must be 
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import ir_examples as ex
@@ -32,7 +33,13 @@ from torch_cute_backend.ir.ops import Stmt
 from torch_cute_backend.ir.ordering import races
 from torch_cute_backend.ir.printer import print_program
 from torch_cute_backend.ir.program import Program
-from torch_cute_backend.ir.structure import If, ScalarLoad, ScheduledCoordinates
+from torch_cute_backend.ir.structure import (
+    If,
+    KLoop,
+    ScalarLoad,
+    ScheduledCoordinates,
+    SubtileLoop,
+)
 from torch_cute_backend.ir.sync import Fence, NamedBarrierSync
 from torch_cute_backend.passes import PipelineResult, run_pipeline
 from torch_cute_backend.problem import Accum
@@ -494,6 +501,16 @@ class TestBuilds(TestCase):
         self.assertEqual(kernel.omission.decision, "kept" if kept else "omitted")
         if rank3 and s.shared_loop == "auto":
             self.assertEqual(kernel.omission.rule, "residual_work")
+
+    @parametrize("case", [subtest(c, name=str(c)) for c in GROUPED])
+    def test_no_loop_takes_a_coordinates_name(self, case):
+        """Loops that only the text has leave the program's variables alone."""
+        kernel = build(case.problem, case.schedule, case.arch)
+        loops = (KLoop, SubtileLoop)
+        own = {str(s.index) for s in kernel.after.walk() if isinstance(s, loops)}
+        known = {str(v) for s in kernel.after.walk() for v in s.defs()} - own
+        printed = set(re.findall(r"^ *for (\w+) in", kernel.source.text, re.M))
+        self.assertEqual(printed & known, set())
 
     def test_sizes_and_groups_are_run_time_arguments(self):
         one = build(grouped(M, 64, 512, 512, 2), S64, SM90)

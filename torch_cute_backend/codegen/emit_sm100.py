@@ -231,11 +231,11 @@ class Sm100Emitter(Sm100SetupEmitter):
         out.line(f"{regs}_now = cute.make_rmem_tensor({each}, Float32)")
         with out.block(f"for i in range_constexpr({each}):"):
             out.line(f"{regs}_now[i] = {regs}[i]")
-            with out.block(f"for group in range_constexpr(1, {groups}):"):
-                out.line(f"here = {subtile} * EPI_N // {each * WARP_THREADS} == group")
+            with out.block(f"for part in range_constexpr(1, {groups}):"):
+                out.line(f"here = {subtile} * EPI_N // {each * WARP_THREADS} == part")
                 out.call(
                     f"{regs}_now[i] = cutlass.select_(",
-                    ("here", f"{regs}[group * {each} + i]", f"{regs}_now[i]"),
+                    ("here", f"{regs}[part * {each} + i]", f"{regs}_now[i]"),
                 )
 
     def _shuffle_column(self, buffer: Buffer, subtile: Var) -> None:

@@ -29,7 +29,16 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 RESERVED = frozenset(
     (
         *("a", "b", "b1", "acc", "acc_1", "acc_k", "acc_k_1", "m", "n", "walk_end"),
-        *("tiles_m", "tiles_n", "room", "clusters"),
+        *(
+            "tiles_m",
+            "tiles_n",
+            "room",
+            "clusters",
+            "offsets",
+            "groups",
+            "rest",
+            "tile",
+        ),
         *("num_ctas", "stream", "tiled_mma", "epi_mma", "mma_tiler", "gemm"),
         *("cute", "cutlass", "pipeline", "cpasync", "warp", "warpgroup", "tcgen05"),
     )

@@ -291,21 +291,21 @@ def cute_scaled_mm_fp8_rowwise_64x64x128_s8(
                 tCrScaleB_now = cute.make_rmem_tensor(1, Float32)
                 for i in range_constexpr(1):
                     tCrScaleB_now[i] = tCrScaleB[i]
-                    for group in range_constexpr(1, 2):
-                        here = subtile * EPI_N // 32 == group
+                    for part in range_constexpr(1, 2):
+                        here = subtile * EPI_N // 32 == part
                         tCrScaleB_now[i] = cutlass.select_(
                             here,
-                            tCrScaleB[group * 1 + i],
+                            tCrScaleB[part * 1 + i],
                             tCrScaleB_now[i],
                         )
                 tCrBias_now = cute.make_rmem_tensor(1, Float32)
                 for i in range_constexpr(1):
                     tCrBias_now[i] = tCrBias[i]
-                    for group in range_constexpr(1, 2):
-                        here = subtile * EPI_N // 32 == group
+                    for part in range_constexpr(1, 2):
+                        here = subtile * EPI_N // 32 == part
                         tCrBias_now[i] = cutlass.select_(
                             here,
-                            tCrBias[group * 1 + i],
+                            tCrBias[part * 1 + i],
                             tCrBias_now[i],
                         )
                 for j in range_constexpr(EPI_N // 8):
