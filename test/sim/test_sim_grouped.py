@@ -15,6 +15,7 @@ from build_helper import build
 from grouped_kernel_cases import (
     BAD,
     BATCH,
+    ENDS,
     GROUPED,
     RANK3,
     S64,
@@ -39,9 +40,16 @@ from torch_cute_backend.problem import GemmProblem
 from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.sim import grouped_case
 from torch_cute_backend.sim.child import SimChild
+from torch_cute_backend.sim.faults import Fault
 
 MODES = ("lazy", "random:1", "random:2")
 FORMS = ("auto", "keep", "inline")
+TAIL_FAULTS = {
+    "fence": Fault("no fence behind the zeros", r"^\tfence\.proxy\.async[^;]*;"),
+    "zeros": Fault(
+        "A's tail is not zeroed", r"^\tst\.shared\.v4[^;]*;", after=r"^\tmax\.s32"
+    ),
+}
 SCHEDULES = {"sm_90a": (SM90, S64, RANK3), "sm_100a": (SM100, T128, TRANK3)}
 
 
@@ -151,6 +159,24 @@ class GroupedTest(TestCase):
         (out,) = self.check(problem, schedule, (0, 8, 16, 16, 32), arch=spec)
         values = out.view(torch.bfloat16).reshape(5, 16, 16)
         self.assertEqual(int(values[[0, 3]].view(torch.int16).abs().max()), 0)
+
+    @parametrize("arch", list(SCHEDULES))
+    @parametrize("fault", list(TAIL_FAULTS))
+    def test_zeroed_tails_need(self, arch, fault):
+        """The checks see what a zeroed tail stands on. (They follow warps, not lanes:
+        that the lanes of sm_100a's one MMA warp meet is beyond them.)"""
+        spec, schedule, _ = SCHEDULES[arch]
+        problem = small(K)
+        kernel = build(problem, schedule, spec)
+        operands = grouped_case.make(kernel, problem, ENDS)
+        operands.poison()
+        report = self.child.simulate(
+            kernel.source, operands.tensors, num_ctas=3, faults=[TAIL_FAULTS[fault]]
+        )
+        kinds = {f.kind for f in report.findings}
+        if not operands.exact():
+            kinds.add("wrong result")
+        self.assertIn({"fence": "proxy", "zeros": "wrong result"}[fault], kinds)
 
 
 instantiate_parametrized_tests(GroupedTest)
