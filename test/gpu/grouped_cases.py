@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 
-import grouped_loop_cases  # noqa: F401  its cases register themselves
+import grouped_loop_cases
 import guard_pages
 import torch
 from case_groups import record
@@ -365,19 +365,27 @@ def as_close_as_aten(kind: str) -> str:
 def compile_all(name: str) -> int:
     """Every kernel of these cases into the kernel cache, for a GPU elsewhere."""
     target = arch_spec(name)
-    sources = {}
+    wanted = [
+        (grouped_loop_cases.DENSE_PROBLEM, grouped_loop_cases.dense_schedule(x))
+        for x in grouped_loop_cases.DENSE
+    ]
     for kind, problem in PROBLEMS.items():
         listed = list(schedules(kind).values())
-        listed += [replace(s, shared_loop=f) for s in listed for f in FORMS[1:]]
+        if kind in FULL:
+            listed += [replace(s, shared_loop=f) for s in listed for f in FORMS[1:]]
+            rank3 = [s for s in listed if s.scheduler == "rank3_rhs"]
+            listed += [replace(s, dead_loads="drop") for s in rank3]
         choice = lookup.choose(problem, target)
         if choice:
             listed.append(choice.schedule)
-        for schedule in listed:
-            built = build_kernel(problem, schedule, target)
-            if isinstance(built, KernelBuild):
-                sources[built.source.sha256] = built.source
-            else:
-                print(f"{kind} {schedule.describe()}: {built}")
+        wanted += [(problem, schedule) for schedule in listed]
+    sources = {}
+    for problem, schedule in wanted:
+        built = build_kernel(problem, schedule, target)
+        if isinstance(built, KernelBuild):
+            sources[built.source.sha256] = built.source
+        else:
+            print(f"{problem.describe()} {schedule.describe()}: {built}")
     print(f"{len(sources)} kernels")
     launch.load_kernels(list(sources.values()))
     return 0

@@ -261,12 +261,23 @@ def _again(built: KernelBuild, x: Inputs, ctas: int | None) -> torch.Tensor:
     return bits(x.out)
 
 
-def dense_soak(form: str, **changes: Any) -> str:
+DENSE_PROBLEM = problem_of("fp8", (512, 512, 512))
+DENSE: dict[str, dict[str, Any]] = {
+    "dense_kept": {"shared_loop": "keep"},
+    "dense_cluster_kept": {"shared_loop": "keep", "cluster_m": 2},
+    "dense_inline": {"shared_loop": "inline"},
+    "dense_cluster_inline": {"shared_loop": "inline", "cluster_n": 2},
+}
+
+
+def dense_schedule(name: str) -> GemmSchedule:
+    schedule = GemmSchedule(128, 128, 128, 4, epi_n=64, epi_stages=2)
+    return replace(schedule, math_warpgroups=2, **DENSE[name])
+
+
+def dense_soak(name: str) -> str:
     def make() -> tuple[KernelBuild, list[Variant]]:
-        problem = problem_of("fp8", (512, 512, 512))
-        schedule = GemmSchedule(128, 128, 128, 4, epi_n=64, epi_stages=2)
-        schedule = replace(schedule, math_warpgroups=2, shared_loop=form, **changes)
-        built = build(problem, schedule)
+        built = build(DENSE_PROBLEM, dense_schedule(name))
         load([built])
         variants = []
         for m, n, k in ((512, 512, 512), (65, 1040, 256), (1500, 400, 1040)):
@@ -291,10 +302,7 @@ def _dense(built: KernelBuild, x: Inputs, ctas: int | None) -> torch.Tensor:
 
 
 SOAKS: dict[str, Case] = {
-    "dense_kept": partial(dense_soak, "keep"),
-    "dense_cluster_kept": partial(dense_soak, "keep", cluster_m=2),
-    "dense_inline": partial(dense_soak, "inline"),
-    "dense_cluster_inline": partial(dense_soak, "inline", cluster_n=2),
+    **{name: partial(dense_soak, name) for name in DENSE},
     "grouped_static_kept": partial(grouped_soak, "bf16_m_k_k", "128", "keep"),
     "grouped_static_inline": partial(grouped_soak, "bf16_m_k_k", "128", "inline"),
     "grouped_cluster_kept": partial(grouped_soak, "fp8_m", "cluster_2x1", "keep"),
