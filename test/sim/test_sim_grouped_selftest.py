@@ -20,6 +20,7 @@ from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.sim.child import SimChild
 
 SCHEDULE = GemmSchedule(64, 32, 128, 3, epi_n=32, scheduler="grouped_static")
+SCHEDULES = {"sm_90a": SCHEDULE, "sm_100a": replace(SCHEDULE, tile_m=128, acc_stages=2)}
 CASES = [
     (E4M3, Grouping.M, 2),
     (E4M3, Grouping.N, 1),
@@ -41,13 +42,14 @@ class TestSelfTest(TestCase):
         cls.child.close()
         super().tearDownClass()
 
+    @parametrize("arch", list(SCHEDULES))
     @parametrize("dtype,grouping,cluster", CASES)
-    def test_passes(self, dtype, grouping, cluster):
+    def test_passes(self, dtype, grouping, cluster, arch):
         schedule = replace(
-            SCHEDULE, tile_k=128 // dtype.bytes, cluster_m=cluster, ab_stages=3
+            SCHEDULES[arch], tile_k=128 // dtype.bytes, cluster_m=cluster, ab_stages=3
         )
         problem = grouped(grouping, dtype=dtype)
-        request = validated.self_test_request(problem, schedule, "sm_90a", 0)
+        request = validated.self_test_request(problem, schedule, arch, 0)
         built = selftest.build(request)
 
         def run(_, a, b, *scales, offsets, out, num_ctas):
