@@ -154,11 +154,13 @@ APPLIED omit_shared_loop: tile loop tiles (grouped_static): tile_idx = cluster_i
             """\
 APPLIED residual_work: group, place, group_tiles, start, stop = tiles at tile_idx of offsets: replaced by the grouped scheduler
 APPLIED residual_work: if group < groups: control flow
+APPLIED residual_work: begin = start - (start % 8): dead coordinate set-up
 APPLIED residual_work: tile_m = place % tiles_m: dead coordinate set-up
 APPLIED residual_work: tile_n = place // tiles_m: dead coordinate set-up
 APPLIED residual_work: tile_row = tile_m * TILE_M: dead coordinate set-up
-APPLIED residual_work: tile_col = start + (tile_n * TILE_N): dead coordinate set-up
-APPLIED residual_work: spare = cutlass.max((stop - TILE_N) - tile_col, stop - n): dead coordinate set-up
+APPLIED residual_work: tile_col = begin + (tile_n * TILE_N): dead coordinate set-up
+APPLIED residual_work: spare_behind = cutlass.max((stop - TILE_N) - tile_col, stop - n): dead coordinate set-up
+APPLIED residual_work: spare = cutlass.min(spare_behind, tile_col - start): dead coordinate set-up
 APPLIED residual_work: placeholder (7 of load): placeholder
 APPLIED residual_work: placeholder (15 of math): placeholder
 APPLIED residual_work: CtaBarrier()  # tile hand-over: obsolete CTA barrier
@@ -171,11 +173,14 @@ APPLIED omit_shared_loop: tile loop tiles (grouped_static): tile_idx = cluster_i
             remarks(result(K)),
             """\
 APPLIED residual_work: group, place, start, stop = tiles at tile_idx of offsets: replaced by the grouped scheduler
+APPLIED residual_work: begin = start - (start % 8): dead coordinate set-up
 APPLIED residual_work: tile_m = place % tiles_m: dead coordinate set-up
 APPLIED residual_work: tile_n = place // tiles_m: dead coordinate set-up
 APPLIED residual_work: tile_row = tile_m * TILE_M: dead coordinate set-up
 APPLIED residual_work: tile_col = tile_n * TILE_N: dead coordinate set-up
-APPLIED residual_work: group_k_tiles = cutlass.max((((stop - start) + TILE_K) - 1) // TILE_K, 1): dead coordinate set-up
+APPLIED residual_work: group_k_tiles = cutlass.max((((stop - begin) + TILE_K) - 1) // TILE_K, 1): dead coordinate set-up
+APPLIED residual_work: full_from = cutlass.min(start - begin, 1): dead coordinate set-up
+APPLIED residual_work: full_to = ((stop - begin) // TILE_K) - 1: dead coordinate set-up
 APPLIED residual_work: placeholder (7 of load): placeholder
 APPLIED residual_work: placeholder (18 of math): placeholder
 APPLIED residual_work: CtaBarrier()  # tile hand-over: obsolete CTA barrier
@@ -286,15 +291,18 @@ regions:
     PartitionEpilogue(source=acc, targets=(r_d), staging=sD)
     tile loop math_tiles (grouped_static): tile_idx = cluster_id; while tile_idx < groups * (tiles_m * tiles_n):
       group, place, start, stop = math_tiles at tile_idx of offsets
+      begin = start - (start % 8)
       tile_m = place % tiles_m
       tile_n = place // tiles_m
       tile_row = tile_m * TILE_M
       tile_col = tile_n * TILE_N
-      group_k_tiles = cutlass.max((((stop - start) + TILE_K) - 1) // TILE_K, 1)
+      group_k_tiles = cutlass.max((((stop - begin) + TILE_K) - 1) // TILE_K, 1)
+      full_from = cutlass.min(start - begin, 1)
+      full_to = ((stop - begin) // TILE_K) - 1
       for k_tile in range(group_k_tiles):
         ConsumerWait(pipeline=ab)
-        if ((stop - start) - (k_tile * TILE_K)) < TILE_K:
-          ZeroTail(a=sA, b=sB, pipeline=ab, left=(stop - start) - (k_tile * TILE_K))
+        if cutlass.min(k_tile - full_from, full_to - k_tile) < 0:
+          ZeroTail(a=sA, b=sB, pipeline=ab, left=(stop - begin) - (k_tile * TILE_K), skip=(start - begin) - (k_tile * TILE_K))
           Fence()
           NamedBarrierSync(barrier=epi_barrier)
         Mma(accumulator=acc, a=sA, b=sB, pipeline=ab, index=k_tile)

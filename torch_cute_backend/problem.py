@@ -116,6 +116,24 @@ class GemmProblem:
             sizes[ragged] = -(-sizes[ragged] // max(self.groups, 1))
         return sizes["m"], sizes["n"], sizes["k"]
 
+    def ragged_align(self, staged: bool) -> int:
+        """Elements of the ragged dimension that tiles start at multiples of: those of
+        16 bytes, where TMA takes boxes from that dimension and it is the contiguous
+        one of their tensor; 1 if no tensor is so. ``staged``: outputs leave by TMA."""
+        majors = {
+            Grouping.M: ((self.a_dtype, self.a_major is Major.MN),),
+            Grouping.N: (
+                (self.b_dtype, self.b_major is Major.MN),
+                (self.out_dtype, staged),
+            ),
+            Grouping.K: (
+                (self.a_dtype, self.a_major is Major.K),
+                (self.b_dtype, self.b_major is Major.K),
+            ),
+        }
+        found = (16 // t.bytes for t, yes in majors.get(self.grouping, ()) if yes)
+        return max(found, default=1)
+
     @property
     def out_dtype(self) -> DType:
         """Element type of the first output."""

@@ -499,6 +499,14 @@ class TmaTest(TestCase):
             wanted = wide[20 + y : 36 + y, 40 + x : 72 + x]
         np.testing.assert_array_equal(out.reshape(16, 32), wanted)
 
+    @parametrize("x", [1, 8, 15, 17, -8])
+    def test_box_starts_at_16_bytes(self, x: int):
+        """Of the contiguous dimension; any other start ends a kernel on hardware."""
+        report, _, _ = self.load(x)
+        self.assertEqual(micro.kinds(report), ["misuse"])
+        self.assertIn(f"load at innermost coordinate {x}", report.findings[0].message)
+        self.assertGreater(report.findings[0].ptx_line or 0, 0)
+
     @parametrize("swizzle", [32, 64, 128])
     def test_swizzle(self, swizzle: int):
         source = micro.aligned((16, 128), np.uint8)

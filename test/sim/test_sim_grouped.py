@@ -17,6 +17,7 @@ from grouped_kernel_cases import (
     BATCH,
     ENDS,
     GROUPED,
+    MN,
     RANK3,
     S64,
     T128,
@@ -50,6 +51,16 @@ TAIL_FAULTS = {
         "A's tail is not zeroed", r"^\tst\.shared\.v4[^;]*;", after=r"^\tmax\.s32"
     ),
 }
+UNALIGNED = (
+    "grouped_m_mn",
+    "grouped_n",
+    "grouped_n_mn",
+    "grouped_n_direct",
+    "grouped_n_fp8",
+    "grouped_k",
+    "grouped_k_fp8",
+    "grouped_k_direct",
+)
 SCHEDULES = {"sm_90a": (SM90, S64, RANK3), "sm_100a": (SM100, T128, TRANK3)}
 
 
@@ -151,6 +162,36 @@ class GroupedTest(TestCase):
     def test_other_ends(self, grouping, arch, ends):
         spec, schedule, _ = SCHEDULES[arch]
         self.check(small(grouping), schedule, ends, arch=spec)
+
+    @parametrize("name", UNALIGNED)
+    @parametrize(
+        "ends",
+        [
+            subtest((1, 2, 3, 9, 9, 20, 90, 161, 290), name="odd"),
+            subtest((15, 17, 80, 145, 209, 304), name="a_tile_from_15"),
+            subtest(tuple(range(3, 300, 7)), name="43_groups"),
+            subtest((5, 5, 2, 70, 60, 299), name="bad"),
+        ],
+    )
+    @parametrize("arch", list(SCHEDULES))
+    def test_starts_within_16_bytes(self, arch, ends, name):
+        """Groups of a contiguous dimension that start at any element of it."""
+        (case,) = (c for c in GROUPED if (c.arch.name, c.name) == (arch, name))
+        self.check(case.problem, case.schedule, ends, arch=case.arch)
+
+    @parametrize("arch", list(SCHEDULES))
+    def test_mixed_majors_of_ragged_k(self, arch):
+        """Columns before the start are zeroed in the M-major operand too."""
+        spec, schedule, _ = SCHEDULES[arch]
+        for majors in ({"a_major": MN}, {"b_major": MN}):
+            problem = small(K, m=136, **majors)
+            self.check(problem, schedule, (3, 3, 5, 70, 133, 290), arch=spec)
+
+    @parametrize("arch", list(SCHEDULES))
+    def test_rank3_of_contiguous_m(self, arch):
+        spec, _, schedule = SCHEDULES[arch]
+        problem = small(M, m=304, a_major=MN)
+        self.check(problem, schedule, (1, 2, 9, 9, 20, 85, 150, 300), arch=spec)
 
     @parametrize("arch", list(SCHEDULES))
     def test_empty_k_is_exactly_zero(self, arch):

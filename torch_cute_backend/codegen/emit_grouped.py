@@ -1,7 +1,8 @@
 """What grouped kernels add to the statements that both archs share.
 
 Groups are looked up by a function of the generated module, :data:`FIND_GROUP`; tiles
-start at any element; a tile that reaches beyond its group is stored by element.
+start at any element, or at the 16 bytes that hold it where TMA asks for that; a tile
+that reaches beyond its group is stored by element.
 """
 
 from __future__ import annotations
@@ -69,6 +70,13 @@ def find_group(offsets, groups, work, extent, size, across):
         tiles, done = hit_upto, hit_end
     return group, head, until, count, start, stop
 '''
+OWN_TILES = "own = (end - begin + size - 1) // size"
+"""Line of :data:`FIND_GROUP`; :data:`OWN_TILES_AHEAD` where first tiles start up to 16
+bytes before their group."""
+OWN_TILES_AHEAD = """\
+# The first tile starts at the 16 bytes that hold the group's start.
+        own = (end - begin + begin % {align} + size - 1) // size
+        own = cutlass.select_(end > begin, own, 0)"""
 SPLIT_GROUP = '''\
 @cute.jit
 def split_group(offsets, work, extent, tiles):
@@ -139,6 +147,8 @@ class GroupedEmitter(Emitter):
         out.comment("The group's K ends in this k tile: zero what follows, 16 bytes of")
         out.comment("one thread at a time.")
         out.line(f"tail = cutlass.max({s.left}, 0)")
+        if s.skip is not None:
+            out.line(f"ahead = cutlass.max({s.skip}, 0)")
         for buffer, rows, major in (
             (s.a, "TILE_M", problem.a_major),
             (s.b, "TILE_N", problem.b_major),
@@ -158,6 +168,30 @@ class GroupedEmitter(Emitter):
                     self._zero_column(buffer, rows, zeros, each, stage)
                 else:
                     self._zero_row(buffer, rows, zeros, each, stage)
+            if s.skip is not None:
+                self._zero_ahead(buffer, rows, major, zeros, s.role.threads, stage)
+
+    def _zero_ahead(
+        self, buffer: Buffer, rows: str, major: Major, zeros: str, threads: int, st: str
+    ) -> None:
+        """The first ``ahead`` columns: less than a chunk of a row. A row's first chunk
+        is the same thread's here as in its tail."""
+        each = CHUNK_BYTES // dtype(buffer.dtype).bytes
+        count = f"cutlass.min(ahead, 1) * {rows}"
+        if major is Major.MN:
+            count = f"{rows} // {each} * ahead"
+        steps = (self.mma_thread, count, f"{threads}", "unroll=1")
+        self.out.call("for i in cutlass.range(", steps, "):")
+        with self.out.indent():
+            if major is Major.MN:
+                self._zero_column(buffer, rows, zeros, each, st, "0")
+                return
+            self._chunk(buffer, f"(1, {each}, 1)", f"(i, 0, {st})", "(0, None, 0)")
+            with (
+                self.out.block(f"for j in range_constexpr({each}):"),
+                self.out.block("if j < ahead:"),
+            ):
+                self.out.line(f"chunk[j] = {zeros}[j]")
 
     mma_thread = "tidx"
     """A thread's number within the role that issues MMAs, which zeroes tails."""
@@ -167,11 +201,17 @@ class GroupedEmitter(Emitter):
         return str(staged)
 
     def _zero_column(
-        self, buffer: Buffer, rows: str, zeros: str, each: int, stage: str
+        self,
+        buffer: Buffer,
+        rows: str,
+        zeros: str,
+        each: int,
+        stage: str,
+        first: str = "tail",
     ) -> None:
         """``each`` rows of one column, which are neighbours in MN-major memory."""
         groups = f"({rows} // {each})"
-        self.out.line(f"row, col = i % {groups}, tail + i // {groups}")
+        self.out.line(f"row, col = i % {groups}, {first} + i // {groups}")
         where = f"(row, col, {stage})"
         self._chunk(buffer, f"({each}, 1, 1)", where, "(None, 0, 0)")
         self.out.line(f"cute.autovec_copy({zeros}, chunk)")
@@ -201,13 +241,14 @@ class GroupedEmitter(Emitter):
     def partial_store(self, s: flow.PartialStore) -> None:
         if s.role is None:
             raise CodegenError("a partial store of all threads")
-        out, at = self.out, where((), s.origin, s.end)
+        out, at = self.out, where((), s.origin, s.end, s.begin)
         each = CHUNK_BYTES // self.problem.out_dtype.bytes
         chunks = f"(EPI_N // {each})"
         stage = self.staging_stage(s.subtile.name)
         count = (f"TILE_M * {chunks}", f"{s.role.threads}", "unroll=1")
         with out.block(f"if {s.spare} < 0:"):
-            out.comment("The tile reaches beyond its group: store what lies before it.")
+            part = "inside" if s.begin else "before it"
+            out.comment(f"The tile reaches beyond its group: store what lies {part}.")
             out.call("for i in cutlass.range(", ("tidx", *count), "):")
             with out.indent():
                 place = f"(i // {chunks}, i % {chunks}, {stage})"
@@ -227,7 +268,7 @@ class GroupedEmitter(Emitter):
         if self.problem.grouping is not Grouping.M:
             self._store_elements(target, at, each)
             return
-        with out.block(f"if row < {at.row_end}:"):
+        with out.block(f"if row < {at.row_end}{at.begins}:"):
             with out.block(f"if first + {each} <= {at.col_end}:"):
                 tile = (target, f"(1, {each})", f"(row, first // {each})")
                 out.call("target = cute.local_tile(", tile)
@@ -239,5 +280,5 @@ class GroupedEmitter(Emitter):
         out = self.out
         with out.block(f"for j in range_constexpr({each}):"):
             out.line("col = first + j")
-            with out.block(f"if row < {at.row_end} and col < {at.col_end}:"):
+            with out.block(f"if {at.inside}:"):
                 out.line(f"{target}[{output_index(self.problem, at)}] = values[j]")

@@ -283,9 +283,9 @@ class Sm100Emitter(Sm100SetupEmitter):
     @emits(flow.GmemStore)
     def gmem_store(self, s: flow.GmemStore) -> None:
         with self.out.block("for e in range_constexpr(cute.size(tCcD)):"):
-            place = where(s.tile, s.origin, s.end)
+            place = where(s.tile, s.origin, s.end, s.begin)
             self._coordinates(place, s.subtile)
-            inside = f"row < {place.row_end} and col < {place.col_end}"
+            inside = place.inside
             with self.out.block(f"if {inside}:"):
                 at = output_index(self.problem, place)
                 value = f"{names.registers(s.source)}[e]"

@@ -494,10 +494,10 @@ class Sm90Emitter(GroupedEmitter):
     @emits(flow.GmemStore)
     def gmem_store(self, s: flow.GmemStore) -> None:
         with self._elements("i", "j", "r", "c"):
-            place = where(s.tile, s.origin, s.end)
+            place = where(s.tile, s.origin, s.end, s.begin)
             self._coordinates(place, s.subtile)
             tile = "crd[0] < TILE_M and " if self._padded() else ""
-            inside = f"{tile}row < {place.row_end} and col < {place.col_end}"
+            inside = f"{tile}{place.inside}"
             with self.out.block(f"if {inside}:"):
                 at = output_index(self.problem, place)
                 value = f"{names.registers(s.source)}[{self._element()}]"

@@ -3,7 +3,12 @@ tiles there can be when only the device knows the groups."""
 
 from __future__ import annotations
 
-from torch_cute_backend.codegen.emit_grouped import FIND_GROUP, SPLIT_GROUP
+from torch_cute_backend.codegen.emit_grouped import (
+    FIND_GROUP,
+    OWN_TILES,
+    OWN_TILES_AHEAD,
+    SPLIT_GROUP,
+)
 from torch_cute_backend.codegen.shapes import shapes_of, stacked
 from torch_cute_backend.codegen.writer import Writer
 from torch_cute_backend.ir.program import Program
@@ -11,11 +16,16 @@ from torch_cute_backend.ir.structure import ScheduledCoordinates
 from torch_cute_backend.problem import GemmProblem, Grouping
 
 
-def search_function(program: Program, problem: GemmProblem) -> str:
-    """Text of the function that finds a tile's group, or nothing."""
+def search_function(program: Program, problem: GemmProblem, align: int) -> str:
+    """Text of the function that finds a tile's group, or nothing; ``align`` as of
+    :meth:`~problem.GemmProblem.ragged_align`."""
     if not any(isinstance(s, ScheduledCoordinates) for s in program.walk()):
         return ""
-    return SPLIT_GROUP if problem.grouping is Grouping.K else FIND_GROUP
+    if problem.grouping is Grouping.K:
+        return SPLIT_GROUP
+    if align == 1:
+        return FIND_GROUP
+    return FIND_GROUP.replace(OWN_TILES, OWN_TILES_AHEAD.format(align=align))
 
 
 def group_last(out: Writer, tensor: str, view: str) -> str:
@@ -28,9 +38,10 @@ def group_last(out: Writer, tensor: str, view: str) -> str:
     return view
 
 
-def print_sizes(out: Writer, problem: GemmProblem, d: str) -> None:
+def print_sizes(out: Writer, problem: GemmProblem, d: str, align: int) -> None:
     """``m``, ``n``, ``groups``, ``tiles_m``, ``tiles_n``: tiles count clusters, of one
-    group or, along a ragged dimension, of all groups."""
+    group or, along a ragged dimension, of all groups, whose first tiles start at
+    multiples of ``align`` elements."""
     first = 1 if stacked(shapes_of(problem).d) else 0
     out.line(
         f"m, n = cute.size({d}, mode=[{first}]), cute.size({d}, mode=[{first + 1}])"
@@ -43,8 +54,14 @@ def print_sizes(out: Writer, problem: GemmProblem, d: str) -> None:
         if problem.grouping is not grouping:
             out.line(f"tiles_{x} = cute.ceil_div({x}, {size})")
             continue
-        out.comment("At most: one element for each group, the rest in whole tiles.")
-        out.line(f"rest = cutlass.max({x} - groups, 0) // ({size})")
+        rest = f"{x} - groups"
+        if align == 1:
+            out.comment("At most: one element for each group, the rest in whole tiles.")
+        else:
+            out.comment("At most: one element for each group, the rest, and what lies")
+            out.comment("between the groups' starts and their tiles', in whole tiles.")
+            rest = f"{x} + {align - 2} * groups"
+        out.line(f"rest = cutlass.max({rest}, 0) // ({size})")
         out.line(f"tiles_{x} = cutlass.min({x}, groups + rest)")
 
 

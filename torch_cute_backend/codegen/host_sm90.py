@@ -349,7 +349,8 @@ class Sm90Host:
 
     def _launch(self, out: Writer, kernel: str) -> None:
         d = self.outputs[0].name
-        host_grouped.print_sizes(out, self.problem, d)
+        align = self.problem.ragged_align(self.staged)
+        host_grouped.print_sizes(out, self.problem, d, align)
         work = host_grouped.work_items(self.problem)
         if self._single_tile():
             out.line(f"clusters = {work}")

@@ -56,7 +56,7 @@ def print_module(
     out.line()
     out.line()
     name = names.identifier(program.name)
-    search = search_function(program, problem)
+    search = search_function(program, problem, problem.ragged_align(host.staged))
     if search:
         out.lines(*search.splitlines(), "", "")
     emitter = EMITTERS[arch.mma](problem, schedule, arch)

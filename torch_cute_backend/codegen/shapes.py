@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch_cute_backend.epilogue.graph import InputKind
-from torch_cute_backend.ir.expr import Expr
+from torch_cute_backend.ir.expr import Const, Expr
 from torch_cute_backend.problem import GemmProblem, Grouping
 
 Shape = tuple[str, ...]
@@ -58,26 +58,38 @@ def stacked(shape: Shape) -> bool:
 
 @dataclass(frozen=True)
 class Where:
-    """Texts of a tile's first element, of its group, and of where the group ends."""
+    """Texts of a tile's first element, of its group, and of where the group ends;
+    ``inside``: is (``row``, ``col``) of the group?"""
 
     row: str
     col: str
     group: str = ""
     row_end: str = "m"
     col_end: str = "n"
+    begins: str = ""
+
+    @property
+    def inside(self) -> str:
+        return f"row < {self.row_end} and col < {self.col_end}{self.begins}"
 
 
 def where(
     tile: tuple[Expr, ...],
     origin: tuple[Expr, ...] = (),
     end: tuple[Expr, ...] = (),
+    begin: tuple[Expr, ...] = (),
 ) -> Where:
-    """Texts for a statement's ``tile`` index or ``origin`` element, and its ``end``."""
-    ends = tuple(str(e) for e in end) or ("m", "n")
+    """Texts for a statement's ``tile`` index or ``origin`` element, its ``end``, and
+    its ``begin``, of which zeros need no test."""
+    pairs = zip(("row", "col"), begin, strict=False)
+    begins = "".join(f" and {x} >= {e}" for x, e in pairs if e != Const(0))
+    row_end, col_end = tuple(str(e) for e in end) or ("m", "n")
     if not origin:
-        return Where(f"{tile[0]} * TILE_M", f"{tile[1]} * TILE_N", "", *ends)
+        return Where(
+            f"{tile[0]} * TILE_M", f"{tile[1]} * TILE_N", "", row_end, col_end, begins
+        )
     row, col, group = (str(e) for e in origin)
-    return Where(row, col, group, *ends)
+    return Where(row, col, group, row_end, col_end, begins)
 
 
 def index(shape: Shape, row: str, col: str, group: str) -> tuple[str, ...]:

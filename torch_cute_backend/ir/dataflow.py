@@ -127,14 +127,17 @@ class TmaLoad(Stmt):
 @dataclass(frozen=True, kw_only=True)
 class ZeroTail(Stmt):
     """Zero what lies behind the first ``left`` elements of K, all of it if that is not
-    positive, in the current stage of ``a`` and ``b``: the end of a group's K. The MMA
-    reads it next, so a :class:`~ir.sync.Fence` and a meeting of the role's warps must
-    follow. Both operands, since zero times NaN is no zero."""
+    positive, in the current stage of ``a`` and ``b``: the end of a group's K. Zero the
+    first ``skip`` elements too, fewer than 16 bytes hold, if that is positive: what
+    lies before the group's K. The MMA reads it next, so a :class:`~ir.sync.Fence` and a
+    meeting of the role's warps must follow. Both operands, since zero times NaN is no
+    zero."""
 
     a: Buffer
     b: Buffer
     pipeline: Pipeline
     left: Expr
+    skip: Expr | None = None
 
     def effects(self) -> tuple[Effect, ...]:
         return (Write(self.a, disjoint=True), Write(self.b, disjoint=True))
@@ -346,8 +349,8 @@ class TmaStore(Stmt):
 @dataclass(frozen=True, kw_only=True)
 class PartialStore(Stmt):
     """What :class:`TmaStore` must leave: where ``spare`` is negative, the role's
-    threads copy a staging stage to the output, each element before ``end`` only.
-    ``origin`` as for :class:`EpilogueLoad`."""
+    threads copy a staging stage to the output, each element from ``begin`` (0 if
+    empty) to before ``end`` only. ``origin`` as for :class:`EpilogueLoad`."""
 
     source: Buffer
     target: Buffer
@@ -355,6 +358,7 @@ class PartialStore(Stmt):
     end: tuple[Expr, ...]
     spare: Expr
     subtile: Var
+    begin: tuple[Expr, ...] = ()
 
     def effects(self) -> tuple[Effect, ...]:
         return (
@@ -376,8 +380,8 @@ class TmaStoreWait(Stmt):
 
 @dataclass(frozen=True, kw_only=True)
 class GmemStore(Stmt):
-    """Store registers to the output, each element inside (m, n), or before ``end``,
-    only. ``tile`` and ``origin`` as for :class:`EpilogueLoad`."""
+    """Store registers to the output, each element inside (m, n), or from ``begin`` to
+    before ``end``, only. ``tile`` and ``origin`` as for :class:`EpilogueLoad`."""
 
     source: Buffer
     target: Buffer
@@ -385,6 +389,7 @@ class GmemStore(Stmt):
     subtile: Var
     origin: tuple[Expr, ...] = ()
     end: tuple[Expr, ...] = ()
+    begin: tuple[Expr, ...] = ()
 
     def effects(self) -> tuple[Effect, ...]:
         return (Read(self.source), Write(self.target, disjoint=True))

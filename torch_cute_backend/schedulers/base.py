@@ -51,8 +51,14 @@ class TileScheduler:
         return Ref(work)
 
     def find_group(
-        self, grouping: Grouping, scheduler: Scheduler, work: Var, offsets: Buffer
+        self,
+        grouping: Grouping,
+        scheduler: Scheduler,
+        work: Var,
+        offsets: Buffer,
+        align: int = 1,
     ) -> Body:
         """Statements that define the variables of :mod:`schedulers.group` for a work
-        index; only schedulers of grouped problems have them."""
+        index; only schedulers of grouped problems have them. ``align``: a group's first
+        tile starts at a multiple of that, so up to as many elements before it."""
         raise NotImplementedError(f"{self.name} knows no groups")

@@ -38,7 +38,12 @@ class GroupedStatic(TileScheduler):
         return TILES if ragged else BinOp("*", Param("groups"), TILES)
 
     def find_group(
-        self, grouping: Grouping, scheduler: Scheduler, work: Var, offsets: Buffer
+        self,
+        grouping: Grouping,
+        scheduler: Scheduler,
+        work: Var,
+        offsets: Buffer,
+        align: int = 1,
     ) -> Body:
         equal = (
             Let(var=GROUP, value=BinOp("//", Ref(work), TILES)),

@@ -7,7 +7,7 @@ The roles clone them, so the shared loop is left with work of its own and is kep
 
 from __future__ import annotations
 
-from torch_cute_backend.ir.expr import BinOp, Const, Param, Ref
+from torch_cute_backend.ir.expr import BinOp, Const, Expr, Param, Ref, Select
 from torch_cute_backend.ir.ops import Body
 from torch_cute_backend.ir.structure import If, KLoop, Let, ScalarLoad
 from torch_cute_backend.ir.values import Buffer, Scheduler, SchedulerKind, Var
@@ -40,12 +40,17 @@ class Rank3Rhs(TileScheduler):
     groupings = (Grouping.M,)
 
     def find_group(
-        self, grouping: Grouping, scheduler: Scheduler, work: Var, offsets: Buffer
+        self,
+        grouping: Grouping,
+        scheduler: Scheduler,
+        work: Var,
+        offsets: Buffer,
+        align: int = 1,
     ) -> Body:
         """``left`` counts the work index down by each group's tiles; it is not negative
         up to the group where the tile lies, and negative behind it."""
         cut = BinOp("min", Ref(LOADED), Param("m"))
-        rows = BinOp("-", Ref(END), Ref(BEFORE))
+        rows = _rows(align)
         found = (
             Let(var=GROUP, value=Ref(INDEX)),
             Let(var=PLACE, value=Ref(LEFT)),
@@ -74,7 +79,17 @@ class Rank3Rhs(TileScheduler):
         )
 
 
-def _tiles(rows: BinOp) -> BinOp:
+def _rows(align: int) -> Expr:
+    """Rows from the group's first tile on, which starts at a multiple of ``align``;
+    none if the group has none."""
+    own = BinOp("-", Ref(END), Ref(BEFORE))
+    if align == 1:
+        return own
+    ahead = BinOp("%", Ref(BEFORE), Const(align))
+    return Select(BinOp(">", own, Const(0)), BinOp("+", own, ahead), Const(0))
+
+
+def _tiles(rows: Expr) -> BinOp:
     """Clusters that cover ``rows``."""
     filled = BinOp("-", BinOp("+", rows, Ref(SIZE)), Const(1))
     return BinOp("//", filled, Ref(SIZE))

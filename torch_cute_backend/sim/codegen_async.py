@@ -62,6 +62,12 @@ def _cp(e: BlockEmitter, instr: Instr) -> None:
             )
         elif parts[3] == "tensor":
             _bulk_tensor(e, instr, None)
+        elif parts[3:5] == ["prefetch", "tensor"]:
+            tensor = _memory(instr.operands[0])
+            e.lines.append(
+                f"W.tma_prefetch(g, {e.address(tensor, 64)}, "
+                f"{_coordinates(e, tensor)}, {instr.line})"
+            )
         elif parts[3] == "prefetch":
             return
         else:

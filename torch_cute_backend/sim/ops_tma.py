@@ -133,6 +133,7 @@ class TmaOps(SyncOps):
                 line,
             )
             return
+        self._check_start("load", tensor, at, line)
         stamp = self.clock.issue()
         ranks = [where >> 24]
         if mask is not None:
@@ -147,6 +148,33 @@ class TmaOps(SyncOps):
             if job is not None:
                 jobs.append(job)
         self._post_load(tensor, at, jobs, stamp, line)
+
+    def tma_prefetch(
+        self,
+        g: Group,
+        map_address: Value,
+        coordinates: tuple[Value, ...],
+        line: int,
+    ) -> None:
+        """cp.async.bulk.prefetch.tensor: changes nothing, but is held to the rules."""
+        tensor = self.tensor_map(map_address, g, line)
+        at = tuple(_signed(self._one(g, c, line)) for c in coordinates)
+        self._check_start("prefetch", tensor, at, line)
+
+    def _check_start(
+        self, what: str, tensor: TensorMap, at: tuple[int, ...], line: int
+    ) -> None:
+        """A box starts at a multiple of 16 bytes along the contiguous dimension; from
+        any other element the hardware ends the kernel (illegal instruction).
+        """
+        behind = at[0] * tensor.item_bits // 8 % 16
+        if behind:
+            self.report(
+                "misuse",
+                f"TMA {what} at innermost coordinate {at[0]}, which is {behind} bytes "
+                "behind a multiple of 16",
+                line,
+            )
 
     def _load_job(
         self,
@@ -296,6 +324,8 @@ class TmaOps(SyncOps):
         if len(at) != len(tensor.dims) or first % 128:
             self.report("misuse", f"bulk store rank {len(at)} from {first:#x}", line)
             return
+        what = "store" if reduction is None else "reduction"
+        self._check_start(what, tensor, at, line)
         if cta is None or not self._in_shared(
             cta, first, first, tensor.box_bytes, line
         ):

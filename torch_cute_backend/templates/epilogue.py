@@ -96,6 +96,7 @@ def epilogue_statements(
                     target=out,
                     tile=tile.index,
                     origin=tile.origin,
+                    begin=tile.begin,
                     end=tile.end,
                     subtile=SUBTILE,
                 )
@@ -143,6 +144,7 @@ def _partial_store(res: DenseResources, staging: Buffer, tile: WorkTile) -> Body
             source=staging,
             target=res.outputs[0],
             origin=tile.origin,
+            begin=tile.begin,
             end=tile.end,
             spare=tile.spare,
             subtile=SUBTILE,

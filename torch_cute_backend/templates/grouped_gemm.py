@@ -8,10 +8,13 @@ is where a tile lies:
 * No tile reaches into two groups. A group of ragged M or N starts at any row or column
   of its tensor, so boxes start at elements, not at multiples of a tile. What a load
   reads beyond the group's end belongs to the next group, or is zero beyond the tensor.
-* It is not stored: such a tile is written element by element up to the group's end.
+* TMA takes boxes from 16-byte addresses only. Where the ragged dimension is contiguous,
+  a group's first tile therefore starts at the 16 bytes that hold its first element.
+* What is not of the group is not stored: such a tile is written element by element.
   Other tiles take the bulk store.
 * Ragged K: every tile is whole, but the last k tile reads into the next group's K. The
-  MMA's warps zero that part of both operands in shared memory, which also gives a group
+  MMA's warps zero that part of both operands in shared memory, and what the first k
+  tile holds of the group before, which also gives a group
   without any K its exact zeros.
 
 There is one TMA descriptor a tensor, of rank 3 where the groups are stacked; nothing is
@@ -56,8 +59,13 @@ from torch_cute_backend.templates.tile import K_TILE, TILE, Exprs, WorkTile
 ROW = Var("tile_row")
 COL = Var("tile_col")
 SPARE = Var("spare")
+ENDS = Var("spare_behind")
+BEGIN = Var("begin")
 K_COUNT = Var("group_k_tiles")
+FULL_FROM = Var("full_from")
+FULL_TO = Var("full_to")
 RAGGED = (Grouping.M, Grouping.N)
+ZERO = Const(0)
 
 
 def build_grouped_gemm(
@@ -69,8 +77,8 @@ def build_grouped_gemm(
     order = SCHEDULERS[schedule.scheduler]
     scheduler = Scheduler("tiles", order.kind)
     kind = problem.grouping
-    found = order.find_group(kind, scheduler, TILE, OFFSETS)
     place = _Place(problem, schedule, res)
+    found = order.find_group(kind, scheduler, TILE, OFFSETS, place.align)
     work = (*place.coordinates(), *tile_statements(problem, schedule, res, place.tile))
     if kind in RAGGED:
         work = (If(condition=BinOp("<", Ref(GROUP), GROUPS), body=work),)
@@ -90,33 +98,57 @@ class _Place:
     def kind(self) -> Grouping:
         return self.problem.grouping
 
+    @property
+    def align(self) -> int:
+        return self.problem.ragged_align(self.res.staging is not None)
+
+    @property
+    def _begin(self) -> Expr:
+        """Where the group's first tile starts."""
+        return Ref(START if self.align == 1 else BEGIN)
+
     def coordinates(self) -> Body:
         """The tile in its group, then its first element, and how far the group goes."""
         rows = Ref(GROUP_TILES) if self.kind is Grouping.M else TILES_M
         columns = Ref(GROUP_TILES) if self.kind is Grouping.N else TILES_N
-        spare = self._spare()
+        ahead = BinOp("%", Ref(START), Const(self.align))
+        begin = Let(var=BEGIN, value=BinOp("-", Ref(START), ahead))
         return (
+            *(() if self.align == 1 else (begin,)),
             *tile_coordinates(self.schedule, Ref(PLACE), rows, columns),
             Let(var=ROW, value=self._first(Grouping.M, TILE_M, "TILE_M")),
             Let(var=COL, value=self._first(Grouping.N, TILE_N, "TILE_N")),
-            *(() if spare is None else (Let(var=SPARE, value=spare),)),
-            *((Let(var=K_COUNT, value=_k_count()),) if self.kind is Grouping.K else ()),
+            *self._spare(),
+            *(self._k_range() if self.kind is Grouping.K else ()),
         )
 
     def _first(self, ragged: Grouping, index: Var, size: str) -> Expr:
         inside = BinOp("*", Ref(index), Param(size))
-        return BinOp("+", Ref(START), inside) if self.kind is ragged else inside
+        return BinOp("+", self._begin, inside) if self.kind is ragged else inside
 
-    def _spare(self) -> Expr | None:
+    @property
+    def _splits(self) -> bool:
+        """May a tile reach beyond its group where it is stored as a whole?"""
+        return self.kind in RAGGED and self.res.staging is not None
+
+    def _spare(self) -> Body:
         """Not negative iff the whole tile may be stored: it ends before its group does,
-        or the group ends with the tensor, where TMA stops by itself."""
-        if self.kind not in RAGGED or self.res.staging is None:
-            return None
+        or the group ends with the tensor, where TMA stops by itself; and it does not
+        start before its group."""
+        if not self._splits:
+            return ()
         first, size, extent = ROW, "TILE_M", "m"
         if self.kind is Grouping.N:
             first, size, extent = COL, "TILE_N", "n"
         ends = BinOp("-", BinOp("-", Ref(STOP), Param(size)), Ref(first))
-        return BinOp("max", ends, BinOp("-", Ref(STOP), Param(extent)))
+        spare = BinOp("max", ends, BinOp("-", Ref(STOP), Param(extent)))
+        if self.align == 1:
+            return (Let(var=SPARE, value=spare),)
+        before = BinOp("-", Ref(first), Ref(START))
+        return (
+            Let(var=ENDS, value=spare),
+            Let(var=SPARE, value=BinOp("min", Ref(ENDS), before)),
+        )
 
     @property
     def tile(self) -> WorkTile:
@@ -129,7 +161,8 @@ class _Place:
             k_tiles=self._k_tiles(),
             origin=(Ref(ROW), Ref(COL), Ref(GROUP)),
             end=self._end(),
-            spare=None if self._spare() is None else Ref(SPARE),
+            begin=self._begins(),
+            spare=Ref(SPARE) if self._splits else None,
             before_load=(
                 SelectTile(role=load, buffer=self.res.a, origin=self._operand("a")),
                 SelectTile(role=load, buffer=self.res.b, origin=self._operand("b")),
@@ -148,34 +181,59 @@ class _Place:
         if self.kind is not Grouping.K:
             return ()
         done = BinOp("*", Ref(K_TILE), Param("TILE_K"))
-        left = BinOp("-", BinOp("-", Ref(STOP), Ref(START)), done)
-        zero = ZeroTail(role=role, a=res.s_a, b=res.s_b, pipeline=res.ab, left=left)
+        left = BinOp("-", BinOp("-", Ref(STOP), self._begin), done)
+        skip = None
+        if self.align > 1:
+            skip = BinOp("-", BinOp("-", Ref(START), Ref(BEGIN)), done)
+        zero = ZeroTail(
+            role=role, a=res.s_a, b=res.s_b, pipeline=res.ab, left=left, skip=skip
+        )
         body: Body = (zero, Fence(role=role))
         if role == res.epilogue:
             body = (*body, NamedBarrierSync(role=role, barrier=res.epi_barrier))
-        return (If(role=role, condition=BinOp("<", left, Param("TILE_K")), body=body),)
+        needed = BinOp("<", left, Param("TILE_K"))
+        if skip is not None:
+            passed = BinOp("-", Ref(K_TILE), Ref(FULL_FROM))
+            ahead = BinOp("-", Ref(FULL_TO), Ref(K_TILE))
+            needed = BinOp("<", BinOp("min", passed, ahead), ZERO)
+        return (If(role=role, condition=needed, body=body),)
 
     def _end(self) -> Exprs:
         if self.kind is Grouping.M:
             return (Ref(STOP), Param("n"))
         return (Param("m"), Ref(STOP)) if self.kind is Grouping.N else ()
 
+    def _begins(self) -> Exprs:
+        """Nothing where no tile starts before its group."""
+        if self.align == 1 or self.kind not in RAGGED:
+            return ()
+        return (Ref(START), ZERO) if self.kind is Grouping.M else (ZERO, Ref(START))
+
     def _operand(self, x: str) -> Exprs:
         """First element of A's or B's boxes; the operand that holds the groups one
         after the other is not stacked."""
         first = Ref(ROW if x == "a" else COL)
         if self.kind is Grouping.K:
-            return (first, Ref(START))
+            return (first, self._begin)
         flat = Grouping.M if x == "a" else Grouping.N
-        return (first, Const(0)) if self.kind is flat else (first, Const(0), Ref(GROUP))
+        return (first, ZERO) if self.kind is flat else (first, ZERO, Ref(GROUP))
 
     def _output(self) -> Exprs:
         first = (Ref(ROW), Ref(COL))
         return first if self.kind in RAGGED else (*first, Ref(GROUP))
 
-
-def _k_count() -> Expr:
-    """K tiles of the group; one, of zeros, if it has no K."""
-    extent = BinOp("-", Ref(STOP), Ref(START))
-    filled = BinOp("-", BinOp("+", extent, Param("TILE_K")), Const(1))
-    return BinOp("max", BinOp("//", filled, Param("TILE_K")), Const(1))
+    def _k_range(self) -> Body:
+        """K tiles of the group; one, of zeros, if it has no K. Which are the first and
+        the last that are all of the group, if any need not be."""
+        extent, size = BinOp("-", Ref(STOP), self._begin), Param("TILE_K")
+        filled = BinOp("-", BinOp("+", extent, size), Const(1))
+        count = BinOp("max", BinOp("//", filled, size), Const(1))
+        if self.align == 1:
+            return (Let(var=K_COUNT, value=count),)
+        ahead = BinOp("-", Ref(START), Ref(BEGIN))
+        last = BinOp("-", BinOp("//", extent, size), Const(1))
+        return (
+            Let(var=K_COUNT, value=count),
+            Let(var=FULL_FROM, value=BinOp("min", ahead, Const(1))),
+            Let(var=FULL_TO, value=last),
+        )

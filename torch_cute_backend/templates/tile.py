@@ -27,8 +27,9 @@ class WorkTile:
         origin: the first element in the output, (row, column) and the group where
             outputs are stacked; empty for a dense tile.
         end: where the group's rows and columns end; empty if the tensor's do.
-        spare: negative iff the tile reaches beyond the group's end, so that it cannot
-            be stored as a whole; None if it may always be.
+        begin: where they begin; empty if no tile starts before them.
+        spare: negative iff the tile reaches beyond the group, so that it cannot be
+            stored as a whole; None if it may always be.
         before_load, before_store: statements of the load and epilogue roles in front of
             their part of the tile.
         before_mma: statements of the MMA's role for each k tile, before its MMA.
@@ -40,6 +41,7 @@ class WorkTile:
     index: Exprs = ()
     origin: Exprs = ()
     end: Exprs = ()
+    begin: Exprs = ()
     spare: Expr | None = None
     before_load: Body = ()
     before_store: Body = ()

@@ -7,12 +7,17 @@
 # Shared loop: omitted
 #   APPLIED residual_work: group, place, start, stop = tiles at tile_idx of offsets:
 #           replaced by the grouped scheduler
+#   APPLIED residual_work: begin = start - (start % 8): dead coordinate set-up
 #   APPLIED residual_work: tile_m = place % tiles_m: dead coordinate set-up
 #   APPLIED residual_work: tile_n = place // tiles_m: dead coordinate set-up
 #   APPLIED residual_work: tile_row = tile_m * TILE_M: dead coordinate set-up
 #   APPLIED residual_work: tile_col = tile_n * TILE_N: dead coordinate set-up
-#   APPLIED residual_work: group_k_tiles = cutlass.max((((stop - start) + TILE_K) - 1)
+#   APPLIED residual_work: group_k_tiles = cutlass.max((((stop - begin) + TILE_K) - 1)
 #           // TILE_K, 1): dead coordinate set-up
+#   APPLIED residual_work: full_from = cutlass.min(start - begin, 1): dead coordinate
+#           set-up
+#   APPLIED residual_work: full_to = ((stop - begin) // TILE_K) - 1: dead coordinate
+#           set-up
 #   APPLIED residual_work: placeholder (7 of load): placeholder
 #   APPLIED residual_work: placeholder (9 of mma): placeholder
 #   APPLIED residual_work: placeholder (12 of epilogue): placeholder
@@ -130,14 +135,15 @@ def cute_grouped_mm_bf16_grouped_k_128x64x64_s4(
                 k_extent,
                 tiles_m * tiles_n,
             )
+            begin = start - (start % 8)
             tile_m = place % tiles_m_divisor
             tile_n = place // tiles_m_divisor
             tile_row = tile_m * TILE_M
             tile_col = tile_n * TILE_N
-            group_k_tiles = cutlass.max((((stop - start) + TILE_K) - 1) // TILE_K, 1)
+            group_k_tiles = cutlass.max((((stop - begin) + TILE_K) - 1) // TILE_K, 1)
             # (MMA, MMA_M, MMA_K, k tiles)
             gA = cute.local_tile(
-                cute.domain_offset((tile_row, start), mA_mk),
+                cute.domain_offset((tile_row, begin), mA_mk),
                 (TILE_M, TILE_K),
                 (0, None),
             )
@@ -152,7 +158,7 @@ def cute_grouped_mm_bf16_grouped_k_128x64x64_s4(
             )
             # (MMA, MMA_N, MMA_K, k tiles)
             gB = cute.local_tile(
-                cute.domain_offset((tile_col, start), mB_nk),
+                cute.domain_offset((tile_col, begin), mB_nk),
                 (TILE_N, TILE_K),
                 (0, None),
             )
@@ -216,18 +222,22 @@ def cute_grouped_mm_bf16_grouped_k_128x64x64_s4(
                 k_extent,
                 tiles_m * tiles_n,
             )
-            group_k_tiles = cutlass.max((((stop - start) + TILE_K) - 1) // TILE_K, 1)
+            begin = start - (start % 8)
+            group_k_tiles = cutlass.max((((stop - begin) + TILE_K) - 1) // TILE_K, 1)
+            full_from = cutlass.min(start - begin, 1)
+            full_to = ((stop - begin) // TILE_K) - 1
             acc_pipeline.producer_acquire(acc_producer)
             for k_tile in cutlass.range(group_k_tiles, unroll=1):
                 ab_pipeline.consumer_wait(ab_consumer)
-                if ((stop - start) - (k_tile * TILE_K)) < TILE_K:
+                if cutlass.min(k_tile - full_from, full_to - k_tile) < 0:
                     # (rows, (MMA's k, MMA_K), stages)
                     sA_rows = cute.group_modes(sA[((None, None), 0, None, None)], 1, 3)
                     # (rows, (MMA's k, MMA_K), stages)
                     sB_rows = cute.group_modes(sB[((None, None), 0, None, None)], 1, 3)
                     # The group's K ends in this k tile: zero what follows, 16 bytes of
                     # one thread at a time.
-                    tail = cutlass.max((stop - start) - (k_tile * TILE_K), 0)
+                    tail = cutlass.max((stop - begin) - (k_tile * TILE_K), 0)
+                    ahead = cutlass.max((start - begin) - (k_tile * TILE_K), 0)
                     zeros_sa = cute.make_rmem_tensor(8, cutlass.BFloat16)
                     zeros_sa.fill(cutlass.BFloat16(0.0))
                     for i in cutlass.range(
@@ -249,6 +259,21 @@ def cute_grouped_mm_bf16_grouped_k_128x64x64_s4(
                             for j in range_constexpr(8):
                                 if col * 8 + j >= tail:
                                     chunk[j] = zeros_sa[j]
+                    for i in cutlass.range(
+                        tidx % 32,
+                        cutlass.min(ahead, 1) * TILE_M,
+                        32,
+                        unroll=1,
+                    ):
+                        chunks = cute.local_tile(
+                            sA_rows,
+                            (1, 8, 1),
+                            (i, 0, ab_consumer.index),
+                        )
+                        chunk = chunks[(0, None, 0)]
+                        for j in range_constexpr(8):
+                            if j < ahead:
+                                chunk[j] = zeros_sa[j]
                     zeros_sb = cute.make_rmem_tensor(8, cutlass.BFloat16)
                     zeros_sb.fill(cutlass.BFloat16(0.0))
                     for i in cutlass.range(
@@ -270,6 +295,21 @@ def cute_grouped_mm_bf16_grouped_k_128x64x64_s4(
                             for j in range_constexpr(8):
                                 if col * 8 + j >= tail:
                                     chunk[j] = zeros_sb[j]
+                    for i in cutlass.range(
+                        tidx % 32,
+                        cutlass.min(ahead, 1) * TILE_N,
+                        32,
+                        unroll=1,
+                    ):
+                        chunks = cute.local_tile(
+                            sB_rows,
+                            (1, 8, 1),
+                            (i, 0, ab_consumer.index),
+                        )
+                        chunk = chunks[(0, None, 0)]
+                        for j in range_constexpr(8):
+                            if j < ahead:
+                                chunk[j] = zeros_sb[j]
                     cute.arch.fence_proxy("async.shared", space="cta")
                     cute.arch.sync_warp()
                 tCtAcc_stage = tCtAcc[(None, None, None, acc_producer.index)]

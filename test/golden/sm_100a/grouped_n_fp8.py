@@ -9,12 +9,15 @@
 #   APPLIED residual_work: group, place, group_tiles, start, stop = tiles at tile_idx of
 #           offsets: replaced by the grouped scheduler
 #   APPLIED residual_work: if group < groups: control flow
+#   APPLIED residual_work: begin = start - (start % 8): dead coordinate set-up
 #   APPLIED residual_work: tile_m = place % tiles_m: dead coordinate set-up
 #   APPLIED residual_work: tile_n = place // tiles_m: dead coordinate set-up
 #   APPLIED residual_work: tile_row = tile_m * TILE_M: dead coordinate set-up
-#   APPLIED residual_work: tile_col = start + (tile_n * TILE_N): dead coordinate set-up
-#   APPLIED residual_work: spare = cutlass.max((stop - TILE_N) - tile_col, stop - n):
-#           dead coordinate set-up
+#   APPLIED residual_work: tile_col = begin + (tile_n * TILE_N): dead coordinate set-up
+#   APPLIED residual_work: spare_behind = cutlass.max((stop - TILE_N) - tile_col, stop -
+#           n): dead coordinate set-up
+#   APPLIED residual_work: spare = cutlass.min(spare_behind, tile_col - start): dead
+#           coordinate set-up
 #   APPLIED residual_work: placeholder (7 of load): placeholder
 #   APPLIED residual_work: placeholder (6 of mma): placeholder
 #   APPLIED residual_work: placeholder (14 of epilogue): placeholder
@@ -66,7 +69,9 @@ def find_group(offsets, groups, work, extent, size, across):
                 end = cutlass.max(end, cute.arch.shuffle_sync_up(end, 1 << i))
             begin = cute.arch.shuffle_sync_up(end, 1)
             begin = cutlass.select_(lane > 0, begin, done)
-        own = (end - begin + size - 1) // size
+        # The first tile starts at the 16 bytes that hold the group's start.
+        own = (end - begin + begin % 8 + size - 1) // size
+        own = cutlass.select_(end > begin, own, 0)
         upto = own
         for i in range_constexpr(5):
             other = cute.arch.shuffle_sync_up(upto, 1 << i)
@@ -175,10 +180,11 @@ def cute_scaled_grouped_mm_fp8_rowwise_grouped_n_128x64x128_s4(
                 )
             place = tile_idx - head
             if group < groups:
+                begin = start - (start % 8)
                 tile_m = place % tiles_m_divisor
                 tile_n = place // tiles_m_divisor
                 tile_row = tile_m * TILE_M
-                tile_col = start + (tile_n * TILE_N)
+                tile_col = begin + (tile_n * TILE_N)
                 # (MMA, MMA_M, MMA_K, k tiles)
                 gA = cute.local_tile(
                     cute.domain_offset((tile_row, 0), mA_mk[(None, None, group)]),
@@ -347,11 +353,13 @@ def cute_scaled_grouped_mm_fp8_rowwise_grouped_n_128x64x128_s4(
                 )
             place = tile_idx - head
             if group < groups:
+                begin = start - (start % 8)
                 tile_m = place % tiles_m_divisor
                 tile_n = place // tiles_m_divisor
                 tile_row = tile_m * TILE_M
-                tile_col = start + (tile_n * TILE_N)
-                spare = cutlass.max((stop - TILE_N) - tile_col, stop - n)
+                tile_col = begin + (tile_n * TILE_N)
+                spare_behind = cutlass.max((stop - TILE_N) - tile_col, stop - n)
+                spare = cutlass.min(spare_behind, tile_col - start)
                 tCrScaleA = cute.make_rmem_tensor(1, Float32)
                 e = 0
                 row = tile_row + tCcD[e][0]
@@ -406,7 +414,7 @@ def cute_scaled_grouped_mm_fp8_rowwise_grouped_n_128x64x128_s4(
                             )
                         cute.arch.cp_async_bulk_commit_group()
                     if spare < 0:
-                        # The tile reaches beyond its group: store what lies before it.
+                        # The tile reaches beyond its group: store what lies inside.
                         for i in cutlass.range(
                             tidx,
                             TILE_M * (EPI_N // 8),
@@ -425,7 +433,7 @@ def cute_scaled_grouped_mm_fp8_rowwise_grouped_n_128x64x128_s4(
                             first = tile_col + subtile * EPI_N + i % (EPI_N // 8) * 8
                             for j in range_constexpr(8):
                                 col = first + j
-                                if row < m and col < stop:
+                                if row < m and col < stop and col >= start:
                                     mD_plain[row, col] = values[j]
                 with cute.arch.elect_one():
                     acc_pipeline.consumer_release(acc_consumer)
@@ -527,8 +535,9 @@ def gemm(
     m, n = cute.size(d, mode=[0]), cute.size(d, mode=[1])
     groups = cute.size(offsets, mode=[0])
     tiles_m = cute.ceil_div(m, TILE_M * CLUSTER_M)
-    # At most: one element for each group, the rest in whole tiles.
-    rest = cutlass.max(n - groups, 0) // (TILE_N * CLUSTER_N)
+    # At most: one element for each group, the rest, and what lies
+    # between the groups' starts and their tiles', in whole tiles.
+    rest = cutlass.max(n + 6 * groups, 0) // (TILE_N * CLUSTER_N)
     tiles_n = cutlass.min(n, groups + rest)
     room = cutlass.max(num_ctas // (CLUSTER_M * CLUSTER_N), 1)
     clusters = cutlass.min(tiles_m * tiles_n, room)
