@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from . import codegen_alu, codegen_ops, convert, halves, lanes
+from . import codegen_alu, codegen_ops, convert, floats, halves, lanes
 from .blocks import Block, Flow, build, registers
 from .parse import Imm, Instr, Kernel, Mem, Operand, Reg, Sink, Sym, Vec
 from .report import SimError, UnsupportedPtx
@@ -406,7 +406,7 @@ def compile_kernel(kernel: Kernel) -> Program:
     module = ModuleEmitter(flow)
     source = "\n".join(module.block_source(block) for block in flow.blocks)
     scope: dict[str, Any] = {"np": np, "K": module.constants}
-    for library in (lanes, convert, halves):
+    for library in (lanes, floats, convert, halves):
         scope.update(
             {n: getattr(library, n) for n in dir(library) if not n.startswith("_")}
         )

@@ -132,21 +132,31 @@ def _float_binary(e: BlockEmitter, instr: Instr, function: str) -> None:
     modifiers = set(instr.parts[1:-1]) - {"rn", "ftz", "full", "approx", "NaN"}
     if modifiers:
         raise UnsupportedPtx(f"{instr.opcode}: {sorted(modifiers)}", instr.line)
+    ftz = _flushes(instr)
     if kind == "f32x2":
         a, b = (e.raw(o) for o in instr.operands[1:])
         e.assign(
             instr.operands[0],
-            f"pairwise(lambda x, y: float_op({function}, 32, x, y), {a}, {b})",
+            f"pairwise(lambda x, y: float_op({function}, 32, x, y{ftz}), {a}, {b})",
         )
-    elif kind in ("f16x2", "bf16x2", "bf16"):
-        a, b = (e.val(o, 16 if kind == "bf16" else 32) for o in instr.operands[1:])
-        e.assign(instr.operands[0], f"half_op({function}, {kind!r}, {a}, {b})")
+    elif kind in ("f16x2", "bf16x2", "bf16", "f16"):
+        a, b = (e.val(o, 32 if kind[-2:] == "x2" else 16) for o in instr.operands[1:])
+        e.assign(instr.operands[0], f"half_op({function}, {kind!r}, {a}, {b}{ftz})")
     elif kind in _FLOAT_BITS:
         bits = _FLOAT_BITS[kind]
         a, b = (e.val(o, bits) for o in instr.operands[1:])
-        e.assign(instr.operands[0], f"float_op({function}, {bits}, {a}, {b})")
+        e.assign(instr.operands[0], f"float_op({function}, {bits}, {a}, {b}{ftz})")
     else:
         raise UnsupportedPtx(instr.opcode, instr.line)
+
+
+def _flushes(instr: Instr) -> str:
+    """Argument that makes ``float_op`` and its kin flush subnormals, for ``.ftz``."""
+    if "ftz" not in instr.parts:
+        return ""
+    if instr.parts[-1] not in ("f32", "f32x2", "f16", "f16x2"):
+        raise UnsupportedPtx(instr.opcode, instr.line)
+    return ", ftz=True"
 
 
 def _mul(e: BlockEmitter, instr: Instr) -> None:
@@ -195,19 +205,21 @@ def _fma(e: BlockEmitter, instr: Instr) -> None:
     modifiers = set(instr.parts[1:-1]) - {"rn", "ftz"}
     if modifiers:
         raise UnsupportedPtx(instr.opcode, instr.line)
+    ftz = _flushes(instr)
     if kind == "f32x2":
         a, b, c = (e.raw(o) for o in instr.operands[1:])
-        e.assign(instr.operands[0], f"pairwise(fma32, {a}, {b}, {c})")
+        function = f"lambda x, y, z: fma32(x, y, z{ftz})" if ftz else "fma32"
+        e.assign(instr.operands[0], f"pairwise({function}, {a}, {b}, {c})")
     elif kind == "f32":
         a, b, c = (e.val(o, 32) for o in instr.operands[1:])
-        e.assign(instr.operands[0], f"fma32({a}, {b}, {c})")
+        e.assign(instr.operands[0], f"fma32({a}, {b}, {c}{ftz})")
     elif kind in ("f16x2", "bf16x2", "bf16", "f16"):
         a, b, c = (
             e.val(o, 32 if kind[-2:] == "x2" else 16) for o in instr.operands[1:]
         )
         e.assign(
             instr.operands[0],
-            f"half_op(lambda x, y, z: x * y + z, {kind!r}, {a}, {b}, {c})",
+            f"half_op(fused, {kind!r}, {a}, {b}, {c}{ftz})",
         )
     else:
         raise UnsupportedPtx(instr.opcode, instr.line)
@@ -239,14 +251,8 @@ def _min_max(e: BlockEmitter, instr: Instr) -> None:
         e.assign(instr.operands[0], text)
         return
     # PTX returns the number when one operand is NaN, unless .NaN is given.
-    nan = "NaN" in instr.parts
-    function = {
-        (True, False): "np.fmax",
-        (False, False): "np.fmin",
-        (True, True): "np.maximum",
-        (False, True): "np.minimum",
-    }[(largest, nan)]
-    _float_binary(e, instr, function)
+    function = "larger" if largest else "smaller"
+    _float_binary(e, instr, f"{function}_nan" if "NaN" in instr.parts else function)
 
 
 def _neg_abs(e: BlockEmitter, instr: Instr) -> None:
@@ -271,6 +277,10 @@ def _neg_abs(e: BlockEmitter, instr: Instr) -> None:
         raise UnsupportedPtx(instr.opcode, instr.line)
     bits = {"f64": 64, "f16": 16, "bf16": 16}.get(kind, 32)
     a = e.val(instr.operands[1], bits)
+    if _flushes(instr):
+        if kind != "f32":
+            raise UnsupportedPtx(instr.opcode, instr.line)
+        a = f"flush({a}, 32)"
     rest = ((1 << bits) - 1) ^ sign
     e.assign(instr.operands[0], f"{a} ^ {sign:#x}" if negate else f"{a} & {rest:#x}")
 
@@ -316,6 +326,8 @@ def _setp(e: BlockEmitter, instr: Instr) -> None:
     if kind in _FLOAT_BITS and kind != "bf16":
         bits = _FLOAT_BITS[kind]
         a, b = e.val(a_op, bits), e.val(b_op, bits)
+        if _flushes(instr):
+            a, b = f"flush({a}, {bits})", f"flush({b}, {bits})"
         text = f"compare_float({compare!r}, {a}, {b}, {bits})"
     elif kind[0] in "usb" and kind[1:].isdigit():
         bits, is_signed = _int_type(kind)
@@ -361,13 +373,20 @@ def _cvt(e: BlockEmitter, instr: Instr) -> None:
         raise UnsupportedPtx(instr.opcode, instr.line)
     d = instr.operands[0]
     if target in ("bf16x2", "f16x2") and source == "f32":
+        # f16_bits rounds to nearest; finite saturation is not modelled.
+        modes = ("rn", "rz") if target == "bf16x2" else ("rn",)
+        if saturate or mode not in modes or "ftz" in flags:
+            raise UnsupportedPtx(instr.opcode, instr.line)
         a, b = (e.val(o, 32) for o in instr.operands[1:3])
         e.assign(d, f"pack_pair({a}, {b}, {target!r}, {mode!r}, {relu})")
     elif target in _NARROW and source == "f32" and saturate and mode == "rn":
         a, b = (e.val(o, 32) for o in instr.operands[1:3])
         e.assign(d, f"pack_narrow({a}, {b}, {target[:4]!r}, {relu})")
-    elif target == "f16x2" and source in _NARROW and not relu:
-        e.assign(d, f"unpack_narrow({e.val(instr.operands[1], 16)}, {source[:4]!r})")
+    elif target == "f16x2" and source in _NARROW:
+        a = e.val(instr.operands[1], 16)
+        e.assign(d, f"unpack_narrow({a}, {source[:4]!r}, {relu})")
+    elif relu and (target not in ("f16", "bf16") or source != "f32"):
+        raise UnsupportedPtx(instr.opcode, instr.line)
     else:
         _cvt_scalar(e, instr, target, source, mode, saturate)
 
@@ -379,6 +398,11 @@ def _cvt_scalar(
     is_float = {"f16", "bf16", "f32", "f64"}
     source_bits = _FLOAT_BITS.get(source) or int(source[1:])
     a = e.val(a_op, source_bits)
+    flushed = "ftz" in instr.parts
+    if flushed and source == "f32":
+        a = f"flush({a}, 32)"
+    if "relu" in instr.parts:
+        a = f"clamp_negative(full({a}, 32))"
     if target not in is_float and source not in is_float:
         if saturate:
             raise UnsupportedPtx(instr.opcode, instr.line)
@@ -388,7 +412,7 @@ def _cvt_scalar(
         if register > bits:
             text = f"resize({text}, {bits}, {target[0] == 's'}, {register})"
         e.assign(d, text)
-    elif instr.parts[1:] == ["sat", "f32", "f32"]:
+    elif [p for p in instr.parts[1:] if p != "ftz"] == ["sat", "f32", "f32"]:
         # To [+0, 1], NaN to +0.
         limit = "lambda x: np.fmin(np.fmax(x, np.float32(0)) + np.float32(0), "
         e.assign(d, f"float_op({limit}np.float32(1)), 32, {a})")
@@ -402,7 +426,11 @@ def _cvt_scalar(
             }
             e.assign(d, f"float_op({function[mode]}, {source_bits}, {a})")
         else:
-            e.assign(d, f"float_to_float({a}, {source!r}, {target!r}, {mode!r})")
+            if mode != "rn" and (target, mode) != ("bf16", "rz"):
+                raise UnsupportedPtx(instr.opcode, instr.line)
+            text = f"float_to_float({a}, {source!r}, {target!r}, {mode!r})"
+            flush = flushed and (target, source) == ("f32", "f64")
+            e.assign(d, f"flush({text}, 32)" if flush else text)
     elif target in is_float and source not in is_float:
         e.assign(d, f"int_to_float({a}, {source_bits}, {source[0] == 's'}, {target!r})")
     elif target not in is_float and source != "bf16":
@@ -435,7 +463,10 @@ def _unary(e: BlockEmitter, instr: Instr) -> None:
     if set(instr.parts[1:-1]) - {"approx", "ftz", "rn"} or kind != "f32":
         raise UnsupportedPtx(instr.opcode, instr.line)
     a = e.val(instr.operands[1], 32)
-    e.assign(instr.operands[0], f"float_op({_UNARY[instr.parts[0]]}, 32, {a})")
+    e.assign(
+        instr.operands[0],
+        f"float_op({_UNARY[instr.parts[0]]}, 32, {a}{_flushes(instr)})",
+    )
 
 
 def _bits(e: BlockEmitter, instr: Instr) -> None:

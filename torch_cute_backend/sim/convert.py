@@ -91,9 +91,20 @@ def bf16_bits(bits: np.ndarray, mode: str = "rn") -> np.ndarray:
 def f16_bits(bits: np.ndarray) -> np.ndarray:
     """f32 bits to f16 bits in a uint32."""
     with np.errstate(all="ignore"):
-        return (
-            bits.view(np.float32).astype(np.float16).view(np.uint16).astype(np.uint32)
-        )
+        narrow = bits.view(np.float32).astype(np.float16).view(np.uint16)
+    return quiet_f16(narrow).astype(np.uint32)
+
+
+def quiet_f16(bits: np.ndarray) -> np.ndarray:
+    """f16 bits with the NaN that the hardware makes, whatever NaN came in."""
+    nan = (bits & np.uint16(0x7FFF)) > np.uint16(0x7C00)
+    return np.where(nan, np.uint16(0x7FFF), bits)
+
+
+def clamp_negative(bits: np.ndarray) -> np.ndarray:
+    """``.relu`` of f32 bits: what has a sign, -0 too, becomes +0; a NaN stays one."""
+    nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    return np.where((bits >> np.uint32(31) != 0) & ~nan, np.uint32(0), bits)
 
 
 def pack_pair(
@@ -102,8 +113,7 @@ def pack_pair(
     """cvt.{bf16x2,f16x2}.f32: ``high`` goes to the upper half."""
     top, bottom = full(high, 32), full(low, 32)
     if relu:
-        top = np.where(top >> np.uint32(31), np.uint32(0), top)
-        bottom = np.where(bottom >> np.uint32(31), np.uint32(0), bottom)
+        top, bottom = clamp_negative(top), clamp_negative(bottom)
     if name == "bf16x2":
         return bf16_bits(top, mode) << np.uint32(16) | bf16_bits(bottom, mode)
     return f16_bits(top) << np.uint32(16) | f16_bits(bottom)
@@ -113,23 +123,21 @@ def pack_narrow(high: Value, low: Value, name: str, relu: bool = False) -> Value
     """cvt.{e4m3,e5m2,e2m3,e3m2}x2.f32 to two bytes, cvt.e2m1x2.f32 to one."""
     codes = []
     for part in (high, low):
-        value = full(part, 32).view(np.float32)
-        if relu:
-            value = np.where(value < 0, np.float32(0), value)
-        codes.append(encode_narrow(value, name).astype(np.uint16))
+        bits = clamp_negative(full(part, 32)) if relu else full(part, 32)
+        codes.append(encode_narrow(bits.view(np.float32), name).astype(np.uint16))
     return codes[0] << np.uint16(4 if name == "e2m1" else 8) | codes[1]
 
 
-def unpack_narrow(value: Value, name: str) -> Value:
+def unpack_narrow(value: Value, name: str, relu: bool = False) -> Value:
     """cvt.f16x2.{e4m3,e5m2,e2m3,e3m2,e2m1}x2; the inverse of ``pack_narrow``."""
     bits = full(value, 16)
     table = decode_table(name)
     shift, mask = (4, 15) if name == "e2m1" else (8, len(table) - 1)
-    halves = [
-        table[part & np.uint16(mask)].astype(np.float16).view(np.uint16)
+    wide = [
+        table[part & np.uint16(mask)].view(np.uint32)
         for part in (bits, bits >> np.uint16(shift))
     ]
-    low, high = (half.astype(np.uint32) for half in halves)
+    low, high = (f16_bits(clamp_negative(part) if relu else part) for part in wide)
     return high << np.uint32(16) | low
 
 
@@ -149,7 +157,7 @@ def float_to_float(value: Value, source: str, target: str, mode: str) -> Value:
                 np.uint16
             )
         if target == "f16":
-            return wide.astype(np.float16).view(np.uint16)
+            return quiet_f16(wide.astype(np.float16).view(np.uint16))
         if target == "f32":
             return wide.astype(np.float32).view(np.uint32)
         return wide.astype(np.float64).view(np.uint64)

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from .convert import bf16_bits
+from .convert import bf16_bits, quiet_f16
+from .floats import flush, odd32
 from .lanes import COMPLEMENT, Value, full, norm64, split64
 
 
@@ -82,22 +83,33 @@ def _wide(bits: np.ndarray, name: str) -> np.ndarray:
 
 
 def _narrow(value: np.ndarray, name: str) -> np.ndarray:
-    wide = value.astype(np.float32)
+    """One rounding of f32, or of what ``fused`` returns."""
     if name == "bf16":
+        wide = odd32(value) if value.dtype == np.float64 else value
         return bf16_bits(wide.view(np.uint32)).astype(np.uint16)
-    return wide.astype(np.float16).view(np.uint16)
+    return quiet_f16(value.astype(np.float16).view(np.uint16))
 
 
-def half_op(function: Callable[..., Any], kind: str, *args: Value) -> Value:
-    """16-bit float arithmetic, computed in f32 and rounded once."""
-    name = "bf16" if kind.startswith("bf16") else "f16"
-    with np.errstate(all="ignore"):
-        if not kind.endswith("x2"):
-            return _narrow(function(*[_wide(full(a, 16), name) for a in args]), name)
+def half_op(
+    function: Callable[..., Any], kind: str, *args: Value, ftz: bool = False
+) -> Value:
+    """16-bit float arithmetic. ``function`` gets f32 numbers and returns f32 or odd
+    f64; f32 has so many more digits that a sum or product of two numbers, rounded
+    there and then here, is what one rounding gives. ``ftz``: of f16 only.
+    """
+    if kind.endswith("x2"):
         parts = [split32(full(a, 32)) for a in args]
-        low = _narrow(function(*[_wide(p[0], name) for p in parts]), name)
-        high = _narrow(function(*[_wide(p[1], name) for p in parts]), name)
-    return pack32(low, high)
+        low, high = (
+            half_op(function, kind[:-2], *[p[i] for p in parts], ftz=ftz)
+            for i in (0, 1)
+        )
+        return pack32(low, high)
+    halves = [full(a, 16).astype(np.uint16) for a in args]
+    if ftz:
+        halves = [flush(half, 16) for half in halves]
+    with np.errstate(all="ignore"):
+        result = _narrow(function(*[_wide(half, kind) for half in halves]), kind)
+    return flush(result, 16) if ftz else result
 
 
 __all__ = [

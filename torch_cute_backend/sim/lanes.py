@@ -4,13 +4,12 @@ A register holds one of: a Python int or bool (the same for all lanes), a 32-lan
 array (``uint16/32/64`` bits, or ``bool`` for predicates), or, for 64-bit registers
 only, a pair ``(low, high)`` of 32-bit values that ``mov.b64`` packed. Integers are
 canonical, i.e. unsigned and reduced to the register width. Generated code does cheap
-operations inline and calls this module for the rest. Floats are kept as bits; ``f32``
-and friends view them.
+operations inline and calls this module for the rest. Floats are kept as bits;
+``floats`` has their arithmetic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -197,64 +196,6 @@ def resize(value: Value, source_bits: int, is_signed: bool, bits: int) -> Value:
     if is_signed:
         return narrow.view(SINT[source_bits]).astype(SINT[bits]).view(UINT[bits])
     return narrow.astype(UINT[bits])
-
-
-def as_float(value: Value, bits: int) -> np.ndarray:
-    """Bits to floats; a uniform value gives a 0-d array."""
-    if value.__class__ is np.ndarray:
-        return value.view(FLOAT[bits])
-    return np.array(value, UINT[bits]).view(FLOAT[bits])
-
-
-def from_float(value: Any, bits: int) -> Value:
-    """Floats to bits; 0-d results become uniform ints."""
-    array = np.asarray(value, FLOAT[bits])
-    if array.ndim == 0:
-        return int(array.view(UINT[bits]))
-    return array.view(UINT[bits])
-
-
-def float_op(function: Callable[..., Any], bits: int, *args: Value) -> Value:
-    """Apply a numpy function to register bits as floats of ``bits``."""
-    with np.errstate(all="ignore"):
-        return from_float(function(*[as_float(a, bits) for a in args]), bits)
-
-
-def fma32(a: Value, b: Value, c: Value, down: bool = False) -> Value:
-    """f32 fused multiply-add: the product is exact in f64, so one rounding, to nearest
-    or ``down`` (.rm), is nearly always right.
-    """
-    with np.errstate(all="ignore"):
-        x, y, z = (as_float(v, 32).astype(np.float64) for v in (a, b, c))
-        exact = x * y + z
-        near = exact.astype(np.float32)
-        if down:
-            below = np.nextafter(near, np.float32(-np.inf))
-            near = np.where(near > exact, below, near)
-        return from_float(near, 32)
-
-
-def compare_float(name: str, a: Value, b: Value, bits: int) -> Value:
-    """Float setp; the ``u`` forms are true on NaN."""
-    x, y = as_float(a, bits), as_float(b, bits)
-    nan = np.isnan(x) | np.isnan(y)
-    if name == "num":
-        result = ~nan
-    elif name == "nan":
-        result = nan
-    else:
-        base = name[:2] if name in ("equ", "neu", "ltu", "leu", "gtu", "geu") else name
-        table = {
-            "eq": np.equal,
-            "ne": np.not_equal,
-            "lt": np.less,
-            "le": np.less_equal,
-            "gt": np.greater,
-            "ge": np.greater_equal,
-        }
-        result = table[base](x, y)
-        result = result | nan if name.endswith("u") else result & ~nan
-    return bool(result) if np.ndim(result) == 0 else result
 
 
 def uniform(value: Value) -> Value:
