@@ -12,6 +12,11 @@ ranks, swizzles, L2 promotions, large strides) and compares what the simulator d
 with what was asked for, and sees that modes which the simulator does not model are
 refused. ``tensor_maps.driver.jsonl`` has every verdict; it fails if one is bad.
 
+Packed 4-bit elements and swizzle atoms of more than 16 bytes came with compute
+capability 10.0: PTX has ``b4x16`` and the ``swizzle_atomicity`` of
+``tensormap.replace`` from sm_100a on only. Below, a driver may refuse them; such rows
+say ``driver_refuses``, for nothing was compared.
+
 Only the first 64 bytes are compared: the rest is the driver's own, and uninitialised in
 the DSL's descriptors. The DSL sets two bits of word 1 that the driver does not; they
 are reported as ``dsl_bits``, and nothing else may differ.
@@ -46,6 +51,8 @@ from torch_cute_backend.sim.tensormap import TensorMap, decode
 RESULTS = Path(__file__).parent / "results"
 DSL_BITS = 1 << 1 | 1 << 21
 """Of word 1: set by the DSL, not by the driver. Bit 21: at least 128 KiB of data."""
+INVALID_VALUE = 1
+"""``CUDA_ERROR_INVALID_VALUE``"""
 ADDRESS = 0x7F00_0000_0000
 SIZE = 128
 
@@ -123,12 +130,16 @@ def main() -> int:
         if not args.captured.exists():
             raise UserError(f"{args.captured} is missing: run --capture first")
         rows = args.captured.read_text(encoding="utf-8").splitlines()
-        found = list(compare([json.loads(row) for row in rows], driver()))
+        encoder = driver()
+        capability = torch.cuda.get_device_capability()
+        found = list(compare([json.loads(row) for row in rows], encoder, capability))
         _write(args.out, found)
         bad = [row for row in found if not row["good"]]
         for row in bad:
             print(json.dumps(row))
-        print(json.dumps({"compared": len(found), "bad": len(bad)}))
+        without = sum(row.get("driver_refuses", False) for row in found)
+        counts = {"compared": len(found) - without, "driver_refuses": without}
+        print(json.dumps({**counts, "bad": len(bad)}))
         return 1 if bad else 0
     return 0
 
@@ -217,7 +228,7 @@ def driver() -> Encoder:
 
 
 def compare(
-    captured: list[dict[str, Any]], encoder: Encoder
+    captured: list[dict[str, Any]], encoder: Encoder, capability: tuple[int, int]
 ) -> Iterator[dict[str, Any]]:
     """Verdicts on the captured, the modelled and the refused descriptors."""
     for row in captured:
@@ -228,7 +239,7 @@ def compare(
             **against(bytes.fromhex(row["bytes"]), meaning, encoder),
         }
     for meaning in modelled():
-        yield {"kind": "modelled", **decoded(meaning, encoder)}
+        yield {"kind": "modelled", **decoded(meaning, encoder, capability)}
     for name, request in unmodelled():
         yield {"kind": "unmodelled", "mode": name, **refused(request, encoder)}
 
@@ -263,15 +274,19 @@ def _reading(found: bytes, meaning: TensorMap) -> dict[str, Any]:
         return {"decoded_same": False, "refused": str(error)}
 
 
-def decoded(meaning: TensorMap, encoder: Encoder) -> dict[str, Any]:
+def decoded(
+    meaning: TensorMap, encoder: Encoder, capability: tuple[int, int]
+) -> dict[str, Any]:
     """Does the simulator read the driver's descriptor as what was asked for?
 
-    A driver may refuse packed 4-bit elements; then there is nothing to compare.
+    A mode that this GPU does not have may be refused; then there is nothing to compare.
     """
     found = encoder(request_of(meaning))
     row: dict[str, Any] = {"meaning": asdict(meaning)}
     if isinstance(found, int):
-        return {**row, "error": found, "good": meaning.type_name == "u4"}
+        newer = meaning.type_name == "u4" or meaning.swizzle_atom != 16
+        lacking = newer and found == INVALID_VALUE and capability < (10, 0)
+        return {**row, "error": found, "driver_refuses": lacking, "good": lacking}
     reading = _reading(found, meaning)
     return {**row, "driver": found.hex(), **reading, "good": reading["decoded_same"]}
 
@@ -279,11 +294,12 @@ def decoded(meaning: TensorMap, encoder: Encoder) -> dict[str, Any]:
 def refused(request: Request, encoder: Encoder) -> dict[str, Any]:
     """Is a descriptor that the simulator does not model refused, not misread?
 
-    Where this driver refuses it as well, there is nothing to misread.
+    Where this driver refuses it as well (``driver_refuses``), there is nothing to
+    misread.
     """
     found = encoder(request)
     if isinstance(found, int):
-        return {"error": found, "good": True}
+        return {"error": found, "driver_refuses": True, "good": True}
     try:
         decode(found)
     except UnsupportedPtx as error:

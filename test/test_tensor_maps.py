@@ -66,7 +66,7 @@ class TestTensorMaps(TestCase):
             self.assertGreaterEqual(sum(arch in user for user in users), 25)
 
     def test_all_verdicts_good(self):
-        found = list(tensor_maps.compare(self.rows, stand_in))
+        found = list(tensor_maps.compare(self.rows, stand_in, (10, 0)))
         self.assertEqual([row for row in found if not row["good"]], [])
         kinds = {row["kind"] for row in found}
         self.assertEqual(kinds, {"captured", "modelled", "unmodelled"})
@@ -88,10 +88,29 @@ class TestTensorMaps(TestCase):
 
     def test_an_error_is_not_agreement(self):
         meaning = next(tensor_maps.modelled())
-        self.assertFalse(tensor_maps.decoded(meaning, lambda _: 1)["good"])
+        found = tensor_maps.decoded(meaning, lambda _: 1, (9, 0))
+        self.assertFalse(found["good"] or found["driver_refuses"])
         raw = bytes.fromhex(self.rows[0]["bytes"])
         known = tensor_maps.meaning_of(self.rows[0])
         self.assertFalse(tensor_maps.against(raw, known, lambda _: 1)["good"])
+
+    def test_a_gpu_may_lack_newer_modes(self):
+        """Before compute capability 10.0, the driver has to refuse exactly these."""
+
+        def refuses(request):
+            newer = request.data_type == 13 or request.swizzle == 4
+            return 1 if newer else stand_in(request)
+
+        for capability, good in (((9, 0), True), ((10, 0), False)):
+            found = list(tensor_maps.compare(self.rows, refuses, capability))
+            lacking = [row for row in found if "error" in row]
+            self.assertEqual(len(lacking), 5)
+            for row in lacking:
+                self.assertEqual((row["good"], row["driver_refuses"]), (good, good))
+            self.assertTrue(all(row["good"] for row in found if "error" not in row))
+        other = next(m for m in tensor_maps.modelled() if m.swizzle_atom == 32)
+        found = tensor_maps.decoded(other, lambda _: 201, (9, 0))
+        self.assertFalse(found["good"])
 
 
 instantiate_parametrized_tests(TestTensorMaps)
