@@ -609,6 +609,37 @@ class BulkStoreTest(TestCase):
             self.assertIn("race", micro.kinds(report))
 
 
+BOX_OPS = {
+    "store": "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group {at}, [%r1];",
+    "reduction": "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile"
+    ".bulk_group {at}, [%r1];",
+    "prefetch": "cp.async.bulk.prefetch.tensor.2d.L2.global.tile {at};",
+}
+
+
+class BoxStartTest(TestCase):
+    @parametrize("x", [0, 4, 6, 9])
+    @parametrize("name", list(BOX_OPS))
+    def test_box_starts_at_16_bytes(self, name: str, x: int):
+        """Coordinates count elements, here of 4 bytes."""
+        out = micro.aligned((20, 12), np.uint32)
+        descriptor = encode(out.ctypes.data, "u32", (12, 20), (48,), (8, 16))
+        body = STORE.format(
+            fence="fence.proxy.async.shared::cta;",
+            wait="cp.async.bulk.wait_group.read 0;",
+            after="",
+        )
+        plain = "cp.async.bulk.global.shared::cta.bulk_group [%rd1], [%r1], 512;"
+        at = BOX_OPS[name].format(at=f"[%rd2, {{{x}, 0}}]")
+        body = body.replace(
+            plain, f"mov.b64 %rd3, p1;\ncvta.param.u64 %rd2, %rd3;\n{at}"
+        )
+        report = micro.run(body, [out], extra=[descriptor])
+        self.assertEqual(micro.kinds(report), ["misuse"] if x % 4 else [])
+        for finding in report.findings:
+            self.assertIn(f"{name} at innermost coordinate {x}", finding.message)
+
+
 HANDOVER = """
 ld.param.b64 %rd1, [p0];
 mov.u32 %r1, %tid.x;
@@ -786,6 +817,7 @@ class ErrorsTest(TestCase):
 instantiate_parametrized_tests(SharedMemoryTest)
 instantiate_parametrized_tests(BarrierTest)
 instantiate_parametrized_tests(TmaTest)
+instantiate_parametrized_tests(BoxStartTest)
 instantiate_parametrized_tests(LaunchControlTest)
 
 if __name__ == "__main__":
