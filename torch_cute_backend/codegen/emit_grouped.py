@@ -144,8 +144,13 @@ class GroupedEmitter(Emitter):
             raise CodegenError("a zeroed tail of all threads")
         out, problem = self.out, self.problem
         stage = f"{names.consumer_state(s.pipeline)}.index"
-        out.comment("The group's K ends in this k tile: zero what follows, 16 bytes of")
-        out.comment("one thread at a time.")
+        if s.skip is None:
+            out.comment("The group's K ends in this k tile: zero what follows, 16")
+        else:
+            out.comment(
+                "The group's K starts or ends in this k tile: zero the rest, 16"
+            )
+        out.comment("bytes of one thread at a time.")
         out.line(f"tail = cutlass.max({s.left}, 0)")
         if s.skip is not None:
             out.line(f"ahead = cutlass.max({s.skip}, 0)")

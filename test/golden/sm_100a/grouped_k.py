@@ -234,8 +234,8 @@ def cute_grouped_mm_bf16_grouped_k_128x64x64_s4(
                     sA_rows = cute.group_modes(sA[((None, None), 0, None, None)], 1, 3)
                     # (rows, (MMA's k, MMA_K), stages)
                     sB_rows = cute.group_modes(sB[((None, None), 0, None, None)], 1, 3)
-                    # The group's K ends in this k tile: zero what follows, 16 bytes of
-                    # one thread at a time.
+                    # The group's K starts or ends in this k tile: zero the rest, 16
+                    # bytes of one thread at a time.
                     tail = cutlass.max((stop - begin) - (k_tile * TILE_K), 0)
                     ahead = cutlass.max((start - begin) - (k_tile * TILE_K), 0)
                     zeros_sa = cute.make_rmem_tensor(8, cutlass.BFloat16)

@@ -229,8 +229,8 @@ def cute_grouped_mm_bf16_grouped_k_64x64x64_s4(
             for k_tile in cutlass.range(group_k_tiles, unroll=1):
                 ab_pipeline.consumer_wait(ab_consumer)
                 if cutlass.min(k_tile - full_from, full_to - k_tile) < 0:
-                    # The group's K ends in this k tile: zero what follows, 16 bytes of
-                    # one thread at a time.
+                    # The group's K starts or ends in this k tile: zero the rest, 16
+                    # bytes of one thread at a time.
                     tail = cutlass.max((stop - begin) - (k_tile * TILE_K), 0)
                     ahead = cutlass.max((start - begin) - (k_tile * TILE_K), 0)
                     zeros_sa = cute.make_rmem_tensor(8, cutlass.BFloat16)
