@@ -44,6 +44,8 @@ class TestDependentLaunch(TestCase):
         self.enterContext(config.patch(cache_dir=Path(folder) / "cache"))
         launch.forget()
         self.addCleanup(launch.forget)
+        # A graph keeps no memory alive: weights that are freed would be written over.
+        self.weights: list[torch.Tensor] = []
 
     def build(self, m: int, size: int, how: str) -> KernelBuild:
         arch, problem = device.default_arch(), problem_of("bf16", (m, size, size))
@@ -62,6 +64,7 @@ class TestDependentLaunch(TestCase):
         for _ in range(KERNELS):
             step = torch.randperm(size, device="cuda", generator=generator)
             weight = torch.eye(size, device="cuda", dtype=torch.bfloat16)[step]
+            self.weights.append(weight)
             x.append(torch.empty_like(x[0]))
             # (x @ weight.t())[:, j] is x[:, step[j]].
             calls.append(gemm.bind(build, x[-2], weight.t(), out=[x[-1]]))
