@@ -80,19 +80,24 @@ class Validation:
     date: str
 
 
-def _h200(family: str, cluster: str, commit: str, tests: str) -> Validation:
+def _h200(
+    family: str, cluster: str, commit: str, tests: str, date: str = "2026-12-01"
+) -> Validation:
     kernels = KernelClass("sm_90a", family, 1, cluster)
-    return Validation(kernels, "NVIDIA H200", commit, tests, "2026-11-30")
+    return Validation(kernels, "NVIDIA H200", commit, tests, date)
 
 
-_SWEEP = "benchmarks/measure_all.py sweep: 70 schedules, 3810 exact products"
+_SWEEP = "benchmarks/measure_all.py sweep: 321 schedules, 20391 exact products"
+_GROUPED = "benchmarks/measure_all.py sweep of grouped kernels: 17 schedules, exact"
+_MATRIX = "test/gpu/test_scaled_mm_gpu.py"
 RECORDS: tuple[Validation, ...] = (
-    _h200("fp8-rowwise", "single", "65a3077", _SWEEP),
-    _h200("fp8-rowwise", "multicast", "65a3077", _SWEEP),
-    _h200("fp8-tensorwise", "single", "85b5f5e", "test/gpu: scale_result_fp8"),
-    _h200(
-        "bf16", "single", "85b5f5e", "test/gpu: ragged_sizes, training_step, cache_*"
-    ),
+    _h200("fp8-rowwise", "single", "7cca57b", _SWEEP),
+    _h200("fp8-rowwise", "multicast", "7cca57b", _SWEEP),
+    _h200("fp8-tensorwise", "single", "155a10d", _MATRIX, "2026-11-30"),
+    _h200("bf16", "single", "7cca57b", _SWEEP),
+    _h200("bf16", "multicast", "7cca57b", _SWEEP),
+    _h200("fp8-rowwise-grouped-m", "single", "b7cdc10", _GROUPED),
+    _h200("fp8-rowwise-grouped-m", "multicast", "b7cdc10", _GROUPED),
 )
 """One row for each class and GPU; a row is added by whoever ran the tests there."""
 
