@@ -34,6 +34,7 @@ setup(
             "mypy>=1.15",
             "pytest>=8",
             "pytest-timeout",
+            "pytest-xdist",
             "ruff>=0.9",
         ],
         "bench": ["nvidia-matmul-heuristics"],
