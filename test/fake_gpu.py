@@ -111,8 +111,10 @@ def compile_fake(
         "compile_threads": 1,
         "autotune_local_cache": False,
         "autotune_num_choices_displayed": 0,
-        # Folding makes real tensors on the GPU.
+        # Both make real tensors on the GPU; padding's patterns are there once any
+        # graph, a simulated one too, was compiled outside of this module.
         "joint_graph_constant_folding": False,
+        "shape_padding": False,
         **(options or {}),
     }
 
