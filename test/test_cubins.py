@@ -1,5 +1,9 @@
 """Kernels of every family and both archs compile to cubins that pass the build gate: no
-spills, no ignored ``setmaxnreg``, no wgmma serialised by ptxas. No GPU is needed."""
+spills, no ignored ``setmaxnreg``, no wgmma serialised by ptxas. No GPU is needed.
+
+Golden kernels and a spread of the tables' are compiled here as they are for a GPU. The
+other kernels of ``ALL_CASES`` pass the gate where they are simulated (``test/sim``),
+which saves compiling each twice."""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from torch_cute_backend.arch import ARCHS
 from torch_cute_backend.runtime.compile import CompiledKernel, compile_kernel
 from torch_cute_backend.tuning.table import table
 
-TABLE_ROWS = 12
+TABLE_ROWS = 10
 """Rows of each table that are compiled: evenly spread over its different kernels."""
 SHARED_PER_SM = 233472
 """228 KiB, of which 1 KiB a CTA is the driver's (CUDA C++ Programming Guide)."""
@@ -53,8 +57,8 @@ class TestCubins(TestCase):
         promised = case.arch.smem_used(case.problem, case.schedule)
         self.assertLessEqual(used.smem_bytes, promised)
 
-    @parametrize("case", list(ALL_CASES), name_fn=str)
-    def test_case(self, case):
+    @parametrize("case", [c for c in ALL_CASES if c.golden], name_fn=str)
+    def test_golden(self, case):
         self.check(case, compile_kernel(case.build().source, gate=False))
 
     @parametrize("arch", list(ARCHS))
@@ -74,7 +78,7 @@ class TestCubins(TestCase):
             )
 
     def test_spread(self):
-        self.assertGreaterEqual(len(CASES), 30)
+        self.assertGreaterEqual(sum(c.golden for c in ALL_CASES), 30)
         for arch in ARCHS.values():
             cases = [c for c in CASES if c.arch is arch]
             self.assertGreaterEqual(len(cases), 15)

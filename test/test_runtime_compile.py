@@ -75,9 +75,17 @@ class TestCompile(TestCase):
         self.assertIn(".target sm_100a", ptx)
 
     def test_simulation_build_is_plain_and_keeps_ptx(self):
-        function = rt.compile_for_simulation(scale_source())
+        function, gate = rt.compile_for_simulation(scale_source())
         self.assertIn(".target sm_90a", function.__ptx__)
         self.assertNotIn("tvm_ffi", str(function.ir_module))
+        self.assertEqual(str(gate), "ok")
+
+    def test_simulation_build_knows_what_the_gate_refuses(self):
+        _, gate = rt.compile_for_simulation(spill_source())
+        self.assertEqual(
+            str(gate), str(rt.compile_kernel(spill_source(), gate=False).gate)
+        )
+        self.assertRegex(str(gate), "spilled registers.*setmaxnreg")
 
     @parametrize(
         "text,words",

@@ -23,6 +23,7 @@ import tensor_maps
 from torch_cute_backend.sim.tensormap import decode, encode
 
 CAPTURED = tensor_maps.RESULTS / "tensor_maps.captured.jsonl"
+DRIVER = tensor_maps.RESULTS / "tensor_maps.driver.jsonl"
 NAMES = {code: name for name, code in tensor_maps.DATA_TYPES.items()}
 NAMES |= {code: name for name, code in tensor_maps.TF32.items()}
 SPANS = {0: 0, 1: 32, 2: 64, 3: 128, 4: 128, 5: 128, 6: 128}
@@ -51,6 +52,12 @@ def stand_in(request):
     return words.tobytes()[:64]
 
 
+def mode(meaning):
+    """What of a descriptor is not a size or a place."""
+    names = ("type_name", "swizzle_bytes", "swizzle_atom", "l2_bytes", "tf32")
+    return (len(meaning["dims"]), *(meaning[name] for name in names))
+
+
 class TestTensorMaps(TestCase):
     def setUp(self):
         super().setUp()
@@ -64,6 +71,17 @@ class TestTensorMaps(TestCase):
             users |= {use.split()[0] for use in row["used_by"]}
         for arch in ("sm_90a", "sm_100a"):
             self.assertGreaterEqual(sum(arch in user for user in users), 25)
+
+    def test_a_gpu_has_compared_every_mode(self):
+        """Sizes may differ from the committed comparison's; modes may not."""
+        modes = {mode(row["meaning"]) for row in self.rows}
+        compared = [json.loads(line) for line in DRIVER.read_text().splitlines()]
+        good = {
+            mode(row["meaning"])
+            for row in compared
+            if row["kind"] == "captured" and row["good"]
+        }
+        self.assertEqual(modes - good, set())
 
     def test_all_verdicts_good(self):
         found = list(tensor_maps.compare(self.rows, stand_in, (10, 0)))

@@ -11,6 +11,7 @@ import micro
 import numpy as np
 import torch
 from build_helper import build, mm
+from runtime_kernels import spill_source
 from torch.testing._internal.common_utils import (
     TestCase,
     instantiate_parametrized_tests,
@@ -151,6 +152,13 @@ class TestChild(TestCase):
         operands = gemm_case.make(self.built, 100, 120, 96)
         with self.assertRaisesRegex(BadInput, "not a PTX module"):
             self.child.simulate(self.built.source, operands.tensors, ptx="nonsense")
+
+    def test_what_the_build_gate_refuses_is_a_note(self):
+        x = torch.ones(1, 160 * 8, dtype=torch.bfloat16)
+        tensors = [x, torch.ones(1), torch.zeros_like(x)]
+        report = self.child.simulate(spill_source(), tensors, num_ctas=1, checks=False)
+        (note,) = [n for n in report.notes if n.kind == "build"]
+        self.assertIn("ptxas spilled registers", str(note))
 
     def test_serves_on_after_an_error_and_tells_progress(self):
         operands = gemm_case.make(self.built, 100, 120, 96)

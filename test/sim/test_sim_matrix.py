@@ -1,5 +1,5 @@
 """Every kernel of ``kernel_cases`` in the simulator: clean, exact, each element written
-once.
+once; and what was simulated passes the build gate (no spills).
 
 Small ragged sizes with few CTAs, so that each CTA runs several tiles and the pipelines
 wrap; in ``lazy`` and two random schedules. One child process serves the whole file.
@@ -68,6 +68,7 @@ class MatrixTest(TestCase):
                 build.source, operands.tensors, num_ctas=num_ctas, mode=mode
             )
             self.assertEqual(report.findings, (), mode)
+            self.assertEqual([str(n) for n in report.notes if n.kind == "build"], [])
             self.assertTrue(report.tiles_written_once, mode)
             if "erf" in str(case.problem.epilogue):
                 self.assertLess(operands.worst(), 1e-6, mode)

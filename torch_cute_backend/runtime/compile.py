@@ -186,23 +186,27 @@ def compile_kernel(
     return compiled
 
 
-def compile_for_simulation(source: KernelSource) -> Any:
-    """The DSL's plain compiled function (not TVM-FFI), its PTX in ``__ptx__``.
+def compile_for_simulation(source: KernelSource) -> tuple[Any, Status]:
+    """The DSL's plain compiled function (not TVM-FFI), its PTX in ``__ptx__``, and the
+    build gate's verdict.
 
-    It takes CuTe tensors, the CTA count and a stream, as the DSL's own call does.
+    It takes CuTe tensors, the CTA count and a stream, as the DSL's own call does. Its
+    machine code is made as well, so that the gate knows what :func:`compile_kernel`'s
+    would: spills, ignored register hints, serialised wgmma.
 
     Raises:
         CompileError: the DSL refused, in its words.
     """
     toolchain.require_dsl()
-    with _workspace(source) as (folder, module):
+    with _workspace(source) as (folder, module), ptxas.StderrCapture() as stderr:
         dump = shlex.quote(str(folder))
         # Line information lets the simulator's findings name lines of this source.
         options = (
             f"--gpu-arch {source.arch} --keep-ptx --generate-line-info "
-            f"--dump-dir {dump}"
+            f"--remark-filter ptxas --dump-dir {dump}"
         )
-        return _cute_compile(source, module, options, tvm_ffi=False)
+        function = _cute_compile(source, module, options, tvm_ffi=False)
+    return function, ptxas.parse(stderr.text).gate()
 
 
 def _resources(

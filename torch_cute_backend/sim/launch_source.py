@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+
+from torch_cute_backend.status import Status
 
 from . import launch, simulate
 from .faults import Fault
 from .launch_record import Launch
-from .report import BadInput, SimReport
+from .report import BadInput, Finding, SimReport
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @lru_cache(maxsize=64)
-def _compiled(source: KernelSource) -> Any:
+def _compiled(source: KernelSource) -> tuple[Any, Status]:
     from torch_cute_backend.runtime.compile import compile_for_simulation
 
     launch.prepare()
@@ -110,7 +113,7 @@ def _call(
     for tensor, arg in zip(tensors, source.args, strict=True):
         check_tensor(tensor, arg)
     check_sizes(tensors, source.args)
-    compiled = _compiled(source)
+    compiled, _ = _compiled(source)
     import cuda.bindings.driver as cuda
 
     args = [PackedTensor(t, a) for t, a in zip(tensors, source.args, strict=True)]
@@ -142,14 +145,15 @@ def simulate_source(
     """Run a generated kernel on CPU tensors, given in the order of ``source.args``.
 
     ``num_ctas`` bounds the persistent grid; small values make the pipelines wrap.
-    Outputs are the parameters marked as such. The rest is as in ``sim.simulate``.
+    Outputs are the parameters marked as such. The rest is as in ``sim.simulate``. What
+    the build gate refuses (spills, say) is a note of kind ``build``.
 
     Raises:
         BadInput: a tensor does not fit its parameter; the message names it.
     """
     compiled, args = _call(source, tensors, num_ctas)
     outputs = [t for t, a in zip(tensors, source.args, strict=True) if a.output]
-    return simulate(
+    report = simulate(
         compiled,
         args,
         source.arch,
@@ -164,3 +168,6 @@ def simulate_source(
         progress=progress,
         ptx=ptx,
     )
+    _, gate = _compiled(source)
+    build = () if gate else (Finding("build", str(gate), advice=True),)
+    return replace(report, notes=report.notes + build)
