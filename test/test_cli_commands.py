@@ -305,7 +305,16 @@ class TestDoctor(CliTestCase):
         self.assertEqual(
             {row["arch"] for row in report["support"]}, {"sm_90a", "sm_100a"}
         )
-        self.assertEqual(len(report["support"]), 12)
+        kinds = {(r["op"], r["grouping"], r["dtype"]) for r in report["support"]}
+        self.assertEqual(len(report["support"]), 2 * (len(kinds) + 1))  # two scalings
+        self.assertEqual(len(kinds), 5 + 12)
+
+    def test_every_supported_torch_has_a_row(self):
+        report = json.loads(self.succeed("doctor", "--json"))
+        low, high = (int(v.split(".")[1]) for v in toolchain.TORCH_VERSIONS)
+        versions = [f"2.{minor}" for minor in range(low, high + 1)]
+        for row in report["support"]:
+            self.assertEqual(list(row["torch"]), versions)
 
     def test_says_never_run_on_hardware(self):
         text = self.succeed("doctor")

@@ -14,10 +14,10 @@ from typing import Any
 from torch_cute_backend import config
 from torch_cute_backend.arch import ARCHS
 from torch_cute_backend.arch.spec import ArchSpec
-from torch_cute_backend.dtypes import BFLOAT16, E4M3, FLOAT16
+from torch_cute_backend.dtypes import BFLOAT16, E4M3, FLOAT16, DType
 from torch_cute_backend.epilogue.graph import EpilogueGraph
 from torch_cute_backend.errors import CacheError
-from torch_cute_backend.problem import SCALE_INPUTS, GemmProblem
+from torch_cute_backend.problem import SCALE_INPUTS, GemmProblem, Grouping
 from torch_cute_backend.runtime import toolchain, validated
 from torch_cute_backend.runtime.cache import KernelCache
 from torch_cute_backend.status import Status
@@ -25,16 +25,22 @@ from torch_cute_backend.tuning.lookup import choose
 from torch_cute_backend.version import __version__
 
 PACKAGES = ("torch", "triton", "nvidia-cutlass-dsl", "apache-tvm-ffi", "numpy")
+GROUPINGS = (Grouping.M, Grouping.N, Grouping.K, Grouping.BATCH)
 OPS = (
-    ("mm", "none", BFLOAT16),
-    ("mm", "none", FLOAT16),
-    ("addmm", "none", BFLOAT16),
-    ("addmm", "none", FLOAT16),
-    ("scaled_mm", "tensorwise", E4M3),
-    ("scaled_mm", "rowwise", E4M3),
+    ("mm", "none", BFLOAT16, Grouping.NONE),
+    ("mm", "none", FLOAT16, Grouping.NONE),
+    ("addmm", "none", BFLOAT16, Grouping.NONE),
+    ("addmm", "none", FLOAT16, Grouping.NONE),
+    ("scaled_mm", "tensorwise", E4M3, Grouping.NONE),
+    ("scaled_mm", "rowwise", E4M3, Grouping.NONE),
+    *(("grouped_mm", "none", BFLOAT16, grouping) for grouping in GROUPINGS),
+    *(("grouped_mm", "none", FLOAT16, grouping) for grouping in GROUPINGS),
+    *(("scaled_grouped_mm", "rowwise", E4M3, grouping) for grouping in GROUPINGS),
 )
 _SIZE = (64, 5120, 5120)
 """M, N, K of the GEMM that stands for its kind in the support matrix."""
+_GROUPED_SIZE, _GROUPS = (1024, 4096, 4096), 8
+"""The same of a grouped one: the ragged size is of all groups together."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -181,26 +187,40 @@ def _gpu_status() -> Status:
 
 
 def support_matrix() -> list[dict[str, Any]]:
-    """One row an op, scaling, dtype and arch: supported or not, run where."""
-    return [
-        _support(op, scaling, kind, arch)
-        for op, scaling, kind in OPS
-        for arch in ARCHS.values()
-    ]
+    """One row an op, grouping, scaling, dtype and arch: supported or not, run where.
+
+    ``torch`` says how far each version was tested with these kernels.
+    """
+    return [_support(*op, arch) for op in OPS for arch in ARCHS.values()]
 
 
-def _support(op: str, scaling: str, kind: Any, arch: ArchSpec) -> dict[str, Any]:
-    m, n, k = _SIZE
-    bias = BFLOAT16 if op == "addmm" else None
-    epilogue = EpilogueGraph.linear(BFLOAT16, *SCALE_INPUTS[scaling], bias)
-    problem = GemmProblem(op, m, n, k, kind, kind, scaling=scaling, epilogue=epilogue)
+def _support(
+    op: str, scaling: str, kind: DType, grouping: Grouping, arch: ArchSpec
+) -> dict[str, Any]:
+    grouped = grouping is not Grouping.NONE
+    m, n, k = _GROUPED_SIZE if grouped else _SIZE
+    out = FLOAT16 if kind is FLOAT16 else BFLOAT16
+    bias = out if op == "addmm" else None
+    problem = GemmProblem(
+        op,
+        m,
+        n,
+        k,
+        kind,
+        kind,
+        scaling=scaling,
+        epilogue=EpilogueGraph.linear(out, *SCALE_INPUTS[scaling], bias),
+        grouping=grouping,
+        groups=_GROUPS if grouped else 1,
+    )
     choice = choose(problem, arch)
     row: dict[str, Any] = {
         "op": op,
+        "grouping": grouping.value,
         "scaling": scaling,
         "dtype": kind.name,
         "arch": arch.name,
-        "torch": "{} to {}".format(*toolchain.TORCH_VERSIONS),
+        "torch": dict(toolchain.TORCH_TESTED),
     }
     if isinstance(choice, Status):
         return {**row, "supported": False, "detail": str(choice)}
@@ -225,9 +245,12 @@ def to_text(report: dict[str, Any]) -> str:
         f"  {'on ' if check['ok'] else 'OFF'} {check['name']:16} {check['detail']}"
         for check in report["checks"]
     ]
-    lines.append("support (torch {} to {})".format(*toolchain.TORCH_VERSIONS))
+    lines.append("torch versions, of every kernel below")
+    lines += [f"  {name:8}{how}" for name, how in toolchain.TORCH_TESTED.items()]
+    lines.append("support")
     lines += [
-        f"  {row['op']:10}{row['scaling']:11}{row['dtype']:15}{row['arch']:8} "
+        f"  {row['op']:18}{row['grouping']:6}{row['scaling']:11}{row['dtype']:15}"
+        f"{row['arch']:8} "
         f"{'yes' if row['supported'] else 'no'}: {row['detail']}"
         for row in report["support"]
     ]

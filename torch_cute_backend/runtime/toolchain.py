@@ -24,6 +24,14 @@ DSL_VERSIONS = ("4.8.1", "4.9")
 TORCH_VERSIONS = ("2.11", "2.14")
 """Supported range of torch: first and last minor version."""
 
+TORCH_TESTED = {
+    "2.11": "tests on an H200",
+    "2.12": "sources read, never run",
+    "2.13": "sources read, never run",
+    "2.14": "tests without a GPU",
+}
+"""What stands behind each supported version; whoever runs more, says so here."""
+
 RUNTIME_LIBRARY = "libcute_dsl_runtime.so"
 TVM_FFI_LIBRARY = "libtvm_ffi.so"
 
