@@ -6,6 +6,7 @@ import ast
 import re
 from dataclasses import replace
 
+import torch
 from build_helper import build, fp8, mm
 from golden_helper import assert_golden, assert_no_stale_golden, golden_cases
 from grouped_kernel_cases import ALL_CASES
@@ -55,6 +56,32 @@ class TestGolden(TestCase):
         cases = golden_cases("sm_90a")
         self.assertGreaterEqual(len(cases), 10)
         self.assertIn(HEADLINE, [c.name for c in cases])
+
+
+class TestLowTiles(TestCase):
+    """Rows below a low tile are zeroed before the first MMA, which nothing hides."""
+
+    @parametrize("tile_m", [8, 16, 32])
+    def test_each_byte_is_zeroed_once_and_without_divisions(self, tile_m):
+        schedule = GemmSchedule(tile_m, 32, 256, 9)
+        text = build(fp8(tile_m), schedule, SM90).source.text
+        begin, *sizes = map(
+            int,
+            re.search(
+                r"raw_a \+ (\d+),\s*cute.make_layout\(\s*\((\d+), (\d+), (\d+), "
+                r"(\d+)\),\s*stride=\((\d+), (\d+), (\d+), (\d+)\)",
+                text,
+            ).groups(),
+        )
+        shape, stride = sizes[:4], sizes[4:]
+        offsets = torch.tensor([begin])
+        for count, step in zip(shape, stride, strict=True):
+            offsets = (offsets[:, None] + torch.arange(count) * step).flatten()
+        panels = offsets.bincount(minlength=9 * 64 * 256).view(18, 64, 128)
+        self.assertEqual(panels[:, :tile_m].unique().tolist(), [0])
+        self.assertEqual(panels[:, tile_m:].unique().tolist(), [1])
+        store = re.search(r"cute.autovec_copy\(zeros, sA_padding\[(.*)\]\)", text)
+        self.assertEqual(store[1], "(None, tidx, j, i)")
 
 
 class TestDependentLaunch(TestCase):
@@ -298,6 +325,7 @@ class TestErrors(TestCase):
 
 
 instantiate_parametrized_tests(TestGolden)
+instantiate_parametrized_tests(TestLowTiles)
 instantiate_parametrized_tests(TestDependentLaunch)
 instantiate_parametrized_tests(TestText)
 instantiate_parametrized_tests(TestForms)

@@ -32,6 +32,8 @@ from torch_cute_backend.ir.values import Buffer, Pipeline, Var
 PANEL_BYTES = 128
 """Width of one swizzled panel of a K-major operand."""
 CHUNK_BYTES = 16
+ZERO_UNROLL = 4
+"""Panels zeroed in one iteration, two to four stores each."""
 
 
 class Sm90Emitter(GroupedEmitter):
@@ -204,31 +206,38 @@ class Sm90Emitter(GroupedEmitter):
     @emits(sync.ZeroPadding)
     def zero_padding(self, s: sync.ZeroPadding) -> None:
         """A stage is a row of 128-byte wide panels of 64 rows; the swizzle stays within
-        a row, so the rows below the tile are one run of bytes of each panel."""
+        a row, so the rows below the tile are one run of bytes of each panel. Nothing
+        hides this: each step is one store at a constant distance from the last."""
         out, tile_m = self.out, self.schedule.tile_m
         panel = MMA_M * PANEL_BYTES
         width = self.schedule.tile_k * self.problem.a_dtype.bytes
         panels = s.buffer.stages * width // PANEL_BYTES
         chunks = (MMA_M - tile_m) * PANEL_BYTES // CHUNK_BYTES
+        threads = WARPGROUP_THREADS * self.schedule.tile_warpgroups
+        each = next(t for t in range(threads, 0, -1) if chunks % t == 0)
         out.comment("Zero the rows of A that TMA does not fill: 16 bytes at a time.")
         out.line("raw_a = cute.recast_ptr(storage.sA.data_ptr(), dtype=cutlass.Uint8)")
         out.call(
             "sA_padding = cute.make_tensor(",
             (
                 f"raw_a + {tile_m * PANEL_BYTES}",
-                f"cute.make_layout(({CHUNK_BYTES}, {chunks}, {panels}), "
-                f"stride=(1, {CHUNK_BYTES}, {panel}))",
+                "cute.make_layout("
+                f"({CHUNK_BYTES}, {each}, {chunks // each}, {panels}), "
+                f"stride=(1, {CHUNK_BYTES}, {each * CHUNK_BYTES}, {panel}))",
             ),
         )
         out.line(f"zeros = cute.make_rmem_tensor(({CHUNK_BYTES},), cutlass.Uint8)")
         out.line("zeros.fill(0)")
-        threads = WARPGROUP_THREADS * self.schedule.tile_warpgroups
-        header = (
-            f"for i in cutlass.range(tidx, {chunks * panels}, {threads}, unroll=1):"
-        )
-        with out.block(header):
-            out.line(f"chunk = (None, i % {chunks}, i // {chunks})")
-            out.line("cute.autovec_copy(zeros, sA_padding[chunk])")
+        with ExitStack() as blocks:
+            if each < threads:
+                blocks.enter_context(out.block(f"if tidx < {each}:"))
+            blocks.enter_context(
+                out.block(f"for i in cutlass.range({panels}, unroll={ZERO_UNROLL}):")
+            )
+            blocks.enter_context(
+                out.block(f"for j in range_constexpr({chunks // each}):")
+            )
+            out.line("cute.autovec_copy(zeros, sA_padding[(None, tidx, j, i)])")
 
     def _padded(self) -> bool:
         return self.schedule.tile_m < MMA_M
