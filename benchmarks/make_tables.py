@@ -3,8 +3,8 @@
 
 Every shape that the benchmarks list gets a row for each kind of GEMM. Its schedule is
 the best measured one, if ``benchmarks/results/*.jsonl`` has one; else a published one;
-else what the cost model ranks first. A measured row names the GPU, date and commit of
-its run and its margin over the best other provider of the same run.
+else what the cost model ranks first. A measured row names the GPU, date, commit and
+CuTe DSL of its run and its margin over the best other provider of the same run.
 
     python benchmarks/make_tables.py [--arch sm_90a] [--results DIR] [--check]
 
@@ -27,18 +27,14 @@ from torch_cute_backend.bench import cases
 from torch_cute_backend.bench.compare import FLOOR
 from torch_cute_backend.bench.results import OURS
 from torch_cute_backend.dtypes import BFLOAT16, E4M3, FLOAT16
-from torch_cute_backend.epilogue.graph import EpilogueGraph, InputKind
+from torch_cute_backend.epilogue.graph import EpilogueGraph
 from torch_cute_backend.errors import TableError
-from torch_cute_backend.problem import Accum, GemmProblem, Major
+from torch_cute_backend.problem import SCALE_INPUTS, Accum, GemmProblem, Major
 from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.tuning import model
+from torch_cute_backend.tuning.publish import row_name, row_text, table_text
 from torch_cute_backend.tuning.table import TABLES, RowKey, TableRow, load_table
 
-SCALES: dict[str, tuple[InputKind, ...]] = {
-    "none": (),
-    "rowwise": (InputKind.ROW, InputKind.COL),
-    "tensorwise": (InputKind.SCALAR, InputKind.SCALAR),
-}
 RESULTS = Path(__file__).parent / "results"
 COLD = "cold"
 """The protocol that rows are ranked by: the weights are not in L2 when a model runs."""
@@ -80,20 +76,8 @@ def problem_of(key: RowKey) -> GemmProblem:
         b_major=Major(key.b_major),
         scaling=scaling or "none",
         accum=Accum(key.accum),
-        epilogue=EpilogueGraph.linear(out, *SCALES[scaling or "none"]),
+        epilogue=EpilogueGraph.linear(out, *SCALE_INPUTS[scaling or "none"]),
     )
-
-
-def row_name(key: RowKey) -> str:
-    """``scale_mm_cute_m64_k5120_n5120`` for FP8 rowwise; others say what differs."""
-    parts = {
-        "fp8-rowwise": "scale_mm_cute",
-        "fp8-tensorwise": "scale_mm_tensorwise_cute",
-    }
-    text = parts.get(key.family, f"mm_{key.family}_cute")
-    text += "_exact" if key.accum == Accum.EXACT.value else ""
-    text += "" if key.b_major == Major.K.value else "_bn"
-    return f"{text}_m{key.m}_k{key.k}_n{key.n}"
 
 
 # --- where schedules come from
@@ -205,7 +189,7 @@ def _provenance(
     row: dict[str, Any], others: dict[tuple[Any, ...], float]
 ) -> dict[str, Any]:
     margin = others[_run(row)] / row["us"] - 1
-    run = {x: row[x] for x in ("gpu", "date", "commit", "us")}
+    run = {x: row[x] for x in ("gpu", "date", "commit", "dsl", "us")}
     return {"kind": "measured", **run, "margin": round(margin, 3)}
 
 
@@ -244,18 +228,6 @@ def make_row(
     return TableRow(row_name(key), key, schedule, tuple(sorted(provenance.items())))
 
 
-def row_text(row: TableRow) -> str:
-    """One line of JSON."""
-    value = row.to_json() | {"schedule": row.schedule.changed_json()}
-    return json.dumps(value)
-
-
-def table_text(arch: ArchSpec, rows: Iterable[TableRow]) -> str:
-    """The whole file."""
-    lines = ",\n".join(f"  {row_text(row)}" for row in rows)
-    return f'{{\n"arch": {json.dumps(arch.name)},\n"rows": [\n{lines}\n]\n}}\n'
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--arch", action="append", choices=list(ARCHS))
@@ -266,7 +238,7 @@ def main(argv: list[str] | None = None) -> int:
     stale = False
     for arch in (ARCHS[x] for x in args.arch or ARCHS):
         path = TABLES / f"{arch.name}.json"
-        text = table_text(arch, table_rows(arch, best))
+        text = table_text(arch.name, map(row_text, table_rows(arch, best)))
         if args.check:
             stale |= not path.exists() or path.read_text(encoding="utf-8") != text
             continue

@@ -35,6 +35,7 @@ EXPLAIN_KEYS = {
     "schedule",
     "schedule_source",
     "table_row",
+    "provenance",
     "loop_omission",
     "kernel",
     "source_sha256",
@@ -129,6 +130,13 @@ class TestExplain(CliTestCase):
         report = self.explain(*GEMM, "--arch", arch)
         self.assertEqual(report["schedule_source"], "pretuned-exact")
         self.assertEqual(report["table_row"], "scale_mm_cute_m64_k5120_n5120")
+        self.assertIn(report["provenance"]["kind"], ("measured", "published"))
+
+    def test_says_where_a_row_is_from(self):
+        text = self.succeed("explain", *GEMM, "--arch", "sm_90a")
+        self.assertRegex(text, r"tuned: +[\d.]+ us on NVIDIA H200 .*, CuTe DSL 4.8.1\n")
+        text = self.succeed("explain", *GEMM, "--arch", "sm_100a")
+        self.assertRegex(text, r"tuned: +Helion's pretuned .*, not measured\n")
 
     def test_text_says_the_same(self):
         text = self.succeed("explain", *GEMM, "--arch", "sm_90a")
@@ -302,6 +310,7 @@ class TestDoctor(CliTestCase):
         self.assertTrue(checks["CuTe DSL"])
         self.assertTrue(checks["torch"])
         self.assertTrue(checks["cache"])
+        self.assertTrue(checks["pretuned tables"])
         self.assertEqual(
             {row["arch"] for row in report["support"]}, {"sm_90a", "sm_100a"}
         )
@@ -332,6 +341,7 @@ class TestDoctor(CliTestCase):
         self.assertRegex(text, r"OFF CuTe DSL +nvidia-cutlass-dsl is 5.0; this package")
         self.assertRegex(text, r"OFF plugin +TORCH_CUTE_BACKEND_ENABLED=0")
         self.assertRegex(text, r"OFF warm start +no C compiler")
+        self.assertRegex(text, r"OFF pretuned tables +\d+ rows .* CuTe DSL 4.8.1: tune")
 
 
 class TestHelp(TestCase):

@@ -29,7 +29,7 @@ from torch_cute_backend import config
 from torch_cute_backend.arch import SM90
 from torch_cute_backend.dtypes import BFLOAT16, E4M3
 from torch_cute_backend.epilogue.graph import EpilogueGraph, InputKind
-from torch_cute_backend.problem import GemmProblem, Grouping
+from torch_cute_backend.problem import GemmProblem, Grouping, Major
 from torch_cute_backend.runtime import device, selftest, validated
 from torch_cute_backend.runtime.validated import KernelClass, Validation
 from torch_cute_backend.schedule import GemmSchedule
@@ -193,15 +193,8 @@ class TestChecker(TestCase):
 
     @parametrize("major", ["k", "mn"])
     def test_majors(self, major):
-        row = request(
-            op="mm",
-            scaling="none",
-            a_dtype="bfloat16",
-            b_dtype="bfloat16",
-            a_major=major,
-            b_major=major,
-        )
-        problem, _ = selftest.test_problem(row)
+        kind = GemmProblem("mm", 8, 8, 8, a_major=Major(major), b_major=Major(major))
+        problem, _ = selftest.test_problem(request(problem=kind.to_json()))
         (a, b), exact = selftest.operands(problem, "cpu")
         self.assertEqual(a.stride(1 if major == "k" else 0), 1)
         self.assertEqual(b.stride(0 if major == "k" else 1), 1)

@@ -28,7 +28,7 @@ from torch_cute_backend.tuning.table import RowKey, load_table
 
 SHAPE = (64, 5120, 5120)
 CASE = Case(search.SUITE, "fp8", SHAPE)
-ENVIRONMENT = {"gpu": "made-up", "date": "2000-01-01", "commit": "abc"}
+ENVIRONMENT = {"gpu": "made-up", "date": "2000-01-01", "commit": "abc", "dsl": "4.8.1"}
 
 
 class TestJobs(TestCase):

@@ -26,8 +26,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Any
 
-from torch_cute_backend.dtypes import BFLOAT16, DType
+from torch_cute_backend.dtypes import BFLOAT16, DType, dtype
 from torch_cute_backend.epilogue.graph import EpilogueGraph, InputKind
 from torch_cute_backend.status import Status
 
@@ -151,6 +152,42 @@ class GemmProblem:
     def with_epilogue(self, epilogue: EpilogueGraph) -> GemmProblem:
         """The same GEMM with another epilogue (Inductor fuses consumers this way)."""
         return replace(self, epilogue=epilogue)
+
+    def to_json(self) -> dict[str, Any]:
+        """Every field as a plain JSON value, by its name."""
+        return {
+            "op": self.op,
+            "m": self.m,
+            "n": self.n,
+            "k": self.k,
+            "a_dtype": self.a_dtype.name,
+            "b_dtype": self.b_dtype.name,
+            "a_major": self.a_major.value,
+            "b_major": self.b_major.value,
+            "scaling": self.scaling,
+            "accum": self.accum.value,
+            "epilogue": self.epilogue.to_json(),
+            "out_aligned": self.out_aligned,
+            "grouping": self.grouping.value,
+            "groups": self.groups,
+        }
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any]) -> GemmProblem:
+        """Inverse of :meth:`to_json`. Anything else is a ``ValueError``, ``KeyError``,
+        ``TypeError`` or ``CuteBackendError``: the caller knows what to call it."""
+        return cls(
+            **{
+                **row,
+                "a_dtype": dtype(row["a_dtype"]),
+                "b_dtype": dtype(row["b_dtype"]),
+                "a_major": Major(row["a_major"]),
+                "b_major": Major(row["b_major"]),
+                "accum": Accum(row["accum"]),
+                "epilogue": EpilogueGraph.from_json(row["epilogue"]),
+                "grouping": Grouping(row["grouping"]),
+            }
+        )
 
     def describe(self) -> str:
         """One line: op, sizes, dtypes, majors, scaling."""

@@ -22,6 +22,7 @@ from torch_cute_backend.runtime import toolchain, validated
 from torch_cute_backend.runtime.cache import KernelCache
 from torch_cute_backend.status import Status
 from torch_cute_backend.tuning.lookup import choose
+from torch_cute_backend.tuning.table import timed_with
 from torch_cute_backend.version import __version__
 
 PACKAGES = ("torch", "triton", "nvidia-cutlass-dsl", "apache-tvm-ffi", "numpy")
@@ -152,6 +153,7 @@ def _checks() -> list[tuple[str, Status, str]]:
             f"links with {toolchain.linker()}",
         ),
         ("cached kernels", _cache_status(), "intact"),
+        ("pretuned tables", _tables_status(), "measured with this CuTe DSL"),
         ("GPU", _gpu_status(), "kernels can run here"),
     ]
 
@@ -162,6 +164,17 @@ def _cache_status() -> Status:
     except (CacheError, OSError) as error:
         return Status.no(str(error))
     return Status.check((not problems, "; ".join(problems.values())))
+
+
+def _tables_status() -> Status:
+    """Another compiler may have other favourites: rows are re-timed when it changes."""
+    others = {v: n for v, n in timed_with().items() if v != toolchain.dsl_version()}
+    return Status.check(
+        *(
+            (False, f"{n} rows in use were measured with CuTe DSL {v}: tune them again")
+            for v, n in others.items()
+        )
+    )
 
 
 def _plugin_status() -> Status:

@@ -12,6 +12,7 @@ from torch_cute_backend.build import KernelBuild
 from torch_cute_backend.cli.problem import Plan, plan, problem_to_json
 from torch_cute_backend.ir.printer import print_program
 from torch_cute_backend.passes.remarks import Omission
+from torch_cute_backend.tuning.table import TableRow
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,7 +51,8 @@ def to_json(planned: Plan) -> dict[str, Any]:
         "arch": planned.arch.name,
         "schedule": None if schedule is None else schedule.to_json(),
         "schedule_source": planned.source,
-        "table_row": planned.row,
+        "table_row": None if planned.row is None else planned.row.name,
+        "provenance": None if planned.row is None else dict(planned.row.provenance),
         "loop_omission": None,
         "kernel": None,
         "source_sha256": None,
@@ -98,6 +100,8 @@ def to_text(planned: Plan) -> str:
     lines += [f"not offered:  {reason}" for reason in not_offered_here()]
     if planned.schedule is not None:
         lines.append(f"schedule:     {describe_schedule(planned)}")
+    if planned.row is not None:
+        lines.append(f"tuned:        {_tuned(planned.row)}")
     if not isinstance(planned.result, KernelBuild):
         reasons = planned.result.reasons
         return "\n".join([*lines, *(f"no kernel:    {reason}" for reason in reasons)])
@@ -115,8 +119,19 @@ def describe_schedule(planned: Plan) -> str:
         return "none"
     where = planned.source or "unknown"
     if planned.row is not None:
-        where += f" row {planned.row}"
+        where += f" row {planned.row.name}"
     return f"{schedule.describe()}, {schedule.scheduler}, {schedule.raster} ({where})"
+
+
+def _tuned(row: TableRow) -> str:
+    """Where a table row is from."""
+    facts = dict(row.provenance)
+    if facts["kind"] != "measured":
+        return f"{facts.get('source', 'ranked first by the cost model')}, not measured"
+    return (
+        f"{facts['us']} us on {facts['gpu']} ({facts['margin']:+.0%} over the best "
+        f"peer), {facts['date']}, commit {facts['commit']}, CuTe DSL {facts['dsl']}"
+    )
 
 
 def omission_lines(omission: Omission) -> list[str]:

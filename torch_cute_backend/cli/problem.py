@@ -23,6 +23,7 @@ from torch_cute_backend.problem import (
 from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.status import Status
 from torch_cute_backend.tuning.lookup import choose
+from torch_cute_backend.tuning.table import TableRow
 
 DEFAULT_ARCH = "sm_100a"
 """Where there is no GPU to ask."""
@@ -50,7 +51,7 @@ class Plan:
     arch: ArchSpec
     schedule: GemmSchedule | None
     source: str | None
-    row: str | None
+    row: TableRow | None
     result: KernelBuild | Status
 
 
@@ -78,7 +79,8 @@ def plan_problem(
     shared_loop: str | None = None,
 ) -> Plan:
     """As :func:`plan`, for a problem; ``schedule`` is JSON text."""
-    source, row = "user", None
+    source: str = "user"
+    row: TableRow | None = None
     if schedule is not None:
         chosen = _parse_schedule(schedule)
     else:
@@ -86,7 +88,7 @@ def plan_problem(
         if isinstance(choice, Status):
             return Plan(problem, arch, None, None, None, choice)
         chosen, source = choice.schedule, choice.source
-        row = choice.row.name if choice.row is not None else None
+        row = choice.row
     if scheduler is not None and scheduler != chosen.scheduler:
         chosen, source, row = replace(chosen, scheduler=scheduler), "user", None
     if shared_loop is not None:
@@ -178,20 +180,9 @@ def _parse_schedule(text: str) -> GemmSchedule:
 
 
 def problem_to_json(problem: GemmProblem) -> dict[str, Any]:
-    """The fields of a problem that its command line can set."""
+    """Every field of a problem, and what a command line says of its epilogue."""
     return {
-        "op": problem.op,
-        "m": problem.m,
-        "n": problem.n,
-        "k": problem.k,
-        "a_dtype": problem.a_dtype.name,
-        "b_dtype": problem.b_dtype.name,
+        **problem.to_json(),
         "out_dtype": problem.out_dtype.name,
-        "a_major": problem.a_major.value,
-        "b_major": problem.b_major.value,
-        "scaling": problem.scaling,
-        "accum": problem.accum.value,
         "products": problem.epilogue.products,
-        "grouping": problem.grouping.value,
-        "groups": problem.groups,
     }

@@ -19,8 +19,9 @@ import keyword
 import re
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
-from torch_cute_backend.dtypes import BFLOAT16, DTYPES, FLOAT32, DType
+from torch_cute_backend.dtypes import BFLOAT16, DTYPES, FLOAT32, DType, dtype
 from torch_cute_backend.epilogue.ops import OPS, EpilogueOp, op_class
 from torch_cute_backend.errors import IRError
 from torch_cute_backend.status import Status
@@ -127,6 +128,24 @@ class EpilogueGraph:
                 value = b.op("add", value, b.input(f"bias{own}", bias_kind, bias))
             b.output(value, out_dtype, f"d{own}")
         return b.graph()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; equal graphs give equal ones."""
+        return {
+            "inputs": [[i.name, i.kind.value, i.dtype.name] for i in self.inputs],
+            "nodes": [[n.op, list(n.args), n.attr] for n in self.nodes],
+            "outputs": [[o.node, o.dtype.name, o.name] for o in self.outputs],
+        }
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any]) -> EpilogueGraph:
+        """Inverse of :meth:`to_json`; see ``GemmProblem.from_json`` for errors."""
+        inputs, nodes, outputs = row["inputs"], row["nodes"], row["outputs"]
+        return cls(
+            tuple(EpilogueInput(n, InputKind(k), dtype(d)) for n, k, d in inputs),
+            tuple(EpilogueNode(op, tuple(args), attr) for op, args, attr in nodes),
+            tuple(EpilogueOutput(node, dtype(d), name) for node, d, name in outputs),
+        )
 
     @property
     def products(self) -> int:

@@ -29,7 +29,7 @@ from torch_cute_backend.inductor.request import (
     major_of,
     normal_pitch,
 )
-from torch_cute_backend.inductor.views import Size, View, view_of
+from torch_cute_backend.inductor.views import Size, View, views_of
 from torch_cute_backend.problem import Accum, GemmProblem, Grouping, Major
 from torch_cute_backend.status import Status
 
@@ -72,12 +72,9 @@ def grouped_request(call: OpCall, nodes: Sequence[Any]) -> GemmRequest | Status:
     status = check_environment(nodes) & _check_arguments(call)
     if not status:
         return status
-    views = []
-    for node in nodes:
-        view = view_of(node)
-        if isinstance(view, Status):
-            return view
-        views.append(view)
+    views = views_of(nodes)
+    if isinstance(views, Status):
+        return views
     operands = _operands(call, views)
     if isinstance(operands, Status):
         return operands

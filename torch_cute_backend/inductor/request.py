@@ -21,7 +21,7 @@ from torch_cute_backend.epilogue.graph import EpilogueBuilder, InputKind
 from torch_cute_backend.inductor import compat
 from torch_cute_backend.inductor.epilogue import BoundEpilogue
 from torch_cute_backend.inductor.target import target_of
-from torch_cute_backend.inductor.views import Size, View, view_of
+from torch_cute_backend.inductor.views import Size, View, view_of, views_of
 from torch_cute_backend.problem import Accum, GemmProblem, Major
 from torch_cute_backend.status import Status
 
@@ -99,12 +99,9 @@ def gemm_request(call: OpCall, nodes: Sequence[Any]) -> GemmRequest | Status:
     environment = check_environment(nodes)
     if not environment:
         return environment
-    views = []
-    for node in nodes:
-        view = view_of(node)
-        if isinstance(view, Status):
-            return view
-        views.append(view)
+    views = views_of(nodes)
+    if isinstance(views, Status):
+        return views
     operands = _operands(call.op, views)
     if isinstance(operands, Status):
         return operands

@@ -9,19 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Any
 
 from torch_cute_backend.arch import ArchSpec, arch_spec
-from torch_cute_backend.dtypes import dtype
-from torch_cute_backend.epilogue.graph import (
-    EpilogueGraph,
-    EpilogueInput,
-    EpilogueNode,
-    EpilogueOutput,
-    InputKind,
-)
 from torch_cute_backend.errors import CacheError, CuteBackendError
-from torch_cute_backend.problem import Accum, GemmProblem, Grouping, Major
+from torch_cute_backend.problem import GemmProblem
 from torch_cute_backend.schedule import GemmSchedule
 
 FORMAT = 2
@@ -60,7 +51,7 @@ class KernelSpec:
         value = {
             "format": FORMAT,
             "arch": self.arch.name,
-            "problem": _problem_to_json(self.problem),
+            "problem": self.problem.to_json(),
             "variants": [
                 {
                     "up_to_m": v.up_to_m,
@@ -85,61 +76,7 @@ class KernelSpec:
                 )
                 for v in value["variants"]
             )
-            problem = _problem_from_json(value["problem"])
+            problem = GemmProblem.from_json(value["problem"])
             return cls(arch_spec(value["arch"]), problem, variants)
         except (ValueError, KeyError, TypeError, CuteBackendError) as error:
             raise CacheError(f"malformed kernel spec: {error!r}") from error
-
-
-def _problem_to_json(problem: GemmProblem) -> dict[str, Any]:
-    return {
-        "op": problem.op,
-        "m": problem.m,
-        "n": problem.n,
-        "k": problem.k,
-        "a_dtype": problem.a_dtype.name,
-        "b_dtype": problem.b_dtype.name,
-        "a_major": problem.a_major.value,
-        "b_major": problem.b_major.value,
-        "scaling": problem.scaling,
-        "accum": problem.accum.value,
-        "epilogue": _graph_to_json(problem.epilogue),
-        "out_aligned": problem.out_aligned,
-        "grouping": problem.grouping.value,
-        "groups": problem.groups,
-    }
-
-
-def _problem_from_json(row: dict[str, Any]) -> GemmProblem:
-    return GemmProblem(
-        row["op"],
-        row["m"],
-        row["n"],
-        row["k"],
-        a_dtype=dtype(row["a_dtype"]),
-        b_dtype=dtype(row["b_dtype"]),
-        a_major=Major(row["a_major"]),
-        b_major=Major(row["b_major"]),
-        scaling=row["scaling"],
-        accum=Accum(row["accum"]),
-        epilogue=_graph_from_json(row["epilogue"]),
-        out_aligned=row["out_aligned"],
-        grouping=Grouping(row["grouping"]),
-        groups=row["groups"],
-    )
-
-
-def _graph_to_json(graph: EpilogueGraph) -> dict[str, Any]:
-    return {
-        "inputs": [[i.name, i.kind.value, i.dtype.name] for i in graph.inputs],
-        "nodes": [[n.op, list(n.args), n.attr] for n in graph.nodes],
-        "outputs": [[o.node, o.dtype.name, o.name] for o in graph.outputs],
-    }
-
-
-def _graph_from_json(row: dict[str, Any]) -> EpilogueGraph:
-    return EpilogueGraph(
-        tuple(EpilogueInput(n, InputKind(k), dtype(d)) for n, k, d in row["inputs"]),
-        tuple(EpilogueNode(op, tuple(args), attr) for op, args, attr in row["nodes"]),
-        tuple(EpilogueOutput(node, dtype(d), name) for node, d, name in row["outputs"]),
-    )

@@ -6,6 +6,7 @@ of Inductor. Out: text for the wrapper, and checks against a kernel's ``TensorAr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -140,3 +141,14 @@ def view_of(node: Any) -> View | Status:
         tuple(layout.stride),
         offset,
     )
+
+
+def views_of(nodes: Sequence[Any]) -> list[View] | Status:
+    """:func:`view_of` each node, or why one of them is none."""
+    views = []
+    for node in nodes:
+        view = view_of(node)
+        if isinstance(view, Status):
+            return view
+        views.append(view)
+    return views

@@ -11,19 +11,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch_cute_backend.arch import arch_spec
-from torch_cute_backend.dtypes import BFLOAT16, dtype
+from torch_cute_backend.dtypes import BFLOAT16
 from torch_cute_backend.epilogue.graph import EpilogueGraph, InputKind
 from torch_cute_backend.errors import CompileError, CuteBackendError
-from torch_cute_backend.problem import (
-    SCALE_INPUTS,
-    Accum,
-    GemmProblem,
-    Grouping,
-    Major,
-)
+from torch_cute_backend.problem import SCALE_INPUTS, GemmProblem, Grouping, Major
 from torch_cute_backend.runtime import selftest_grouped
 from torch_cute_backend.runtime.pool import shared_pool
 from torch_cute_backend.runtime.worker import private_stdout
@@ -41,27 +36,23 @@ _SEED = 20240229
 def test_problem(request: dict[str, Any]) -> tuple[GemmProblem, GemmSchedule]:
     """A problem of the request's kind: several tiles each way, ragged M and N."""
     schedule = GemmSchedule.from_json(request["schedule"])
-    scale_a, scale_b = SCALE_INPUTS[request["scaling"]]
-    a_dtype = dtype(request["a_dtype"])
+    kind = GemmProblem.from_json(request["problem"])
+    scale_a, scale_b = SCALE_INPUTS[kind.scaling]
     rows = schedule.tile_m * schedule.cluster_m * schedule.cta_group
     cols = schedule.tile_n * schedule.cluster_n
-    step = 16 // min(a_dtype.bytes, BFLOAT16.bytes)
-    problem = GemmProblem(
-        op=request["op"],
+    step = 16 // min(kind.a_dtype.bytes, BFLOAT16.bytes)
+    problem = replace(
+        kind,
         m=3 * rows - step,
         n=3 * cols - step,
         k=schedule.tile_k * (schedule.ab_stages + 1) + step,
-        a_dtype=a_dtype,
-        b_dtype=dtype(request["b_dtype"]),
-        a_major=Major(request["a_major"]),
-        b_major=Major(request["b_major"]),
-        scaling=request["scaling"],
-        accum=Accum(request["accum"]),
         epilogue=EpilogueGraph.linear(BFLOAT16, scale_a, scale_b),
+        out_aligned=True,
+        grouping=Grouping.NONE,
+        groups=1,
     )
-    grouping = Grouping(request["grouping"])
-    if grouping is not Grouping.NONE:
-        problem = selftest_grouped.with_groups(problem, schedule, grouping)
+    if kind.is_grouped:
+        problem = selftest_grouped.with_groups(problem, schedule, kind.grouping)
     return problem, schedule
 
 

@@ -178,14 +178,7 @@ def self_test_request(
     return {
         "arch": arch,
         "device": index,
-        "op": problem.op,
-        "a_dtype": problem.a_dtype.name,
-        "b_dtype": problem.b_dtype.name,
-        "a_major": problem.a_major.value,
-        "b_major": problem.b_major.value,
-        "scaling": problem.scaling,
-        "accum": problem.accum.value,
-        "grouping": problem.grouping.value,
+        "problem": problem.to_json(),
         "schedule": schedule.to_json(),
     }
 

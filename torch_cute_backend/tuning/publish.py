@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,7 @@ def measured_row(
     """
     provenance = {
         "kind": "measured",
-        **{field: environment[field] for field in ("gpu", "date", "commit")},
+        **{field: environment[field] for field in ("gpu", "date", "commit", "dsl")},
         "us": round(timing.us, 3),
         "peer": peer[0],
         "margin": round(peer[1] / timing.us - 1, 3),
@@ -93,14 +92,7 @@ def row_text(row: TableRow, name: str | None = None) -> str:
     value = row.to_json()
     if name is not None:
         value["name"] = name
-    defaults = {
-        f.name: f.default for f in fields(GemmSchedule) if f.default is not MISSING
-    }
-    value["schedule"] = {
-        k: v
-        for k, v in row.schedule.to_json().items()
-        if k not in defaults or v != defaults[k]
-    }
+    value["schedule"] = row.schedule.changed_json()
     return json.dumps(value)
 
 

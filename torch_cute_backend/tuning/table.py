@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+from collections import Counter
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 TABLES = Path(__file__).parent / "tables"
 SIZES = ("m", "n", "k", "groups")
 PROVENANCE: dict[str, tuple[str, ...]] = {
-    "measured": ("gpu", "date", "commit", "us", "margin"),
+    "measured": ("gpu", "date", "commit", "dsl", "us", "margin"),
     "published": ("source",),
     "model": (),
 }
@@ -78,7 +79,8 @@ class TableRow:
     """A schedule with the shape it is for and where it comes from.
 
     ``provenance`` holds ``kind`` and what ``PROVENANCE`` asks of it. ``us`` is the time
-    of one call; ``margin`` is the best other provider's time over it, less 1.
+    of one call in µs; ``margin`` is the best other provider's time over it, less 1;
+    ``dsl`` the version of the CuTe DSL that compiled the kernel.
     """
 
     name: str
@@ -158,6 +160,13 @@ def table(arch: str) -> tuple[TableRow, ...]:
     except TableError as error:
         log.error("pretuned table skipped: %s", error)
         return ()
+
+
+def timed_with() -> dict[str, int]:
+    """CuTe DSL versions that compiled the shipped tables' measured rows -> how many."""
+    rows = (row for path in TABLES.glob("*.json") for row in table(path.stem))
+    versions = (dict(row.provenance).get("dsl") for row in rows)
+    return dict(Counter(v for v in versions if v is not None))
 
 
 @lru_cache
