@@ -120,6 +120,21 @@ STEPS = (
         400,
     ),
     Step(
+        "low_tiles",
+        "-m torch_cute_backend bench headline --again --out {out}/headline.jsonl"
+        " --providers torch_cute_backend,t_read --budget 150",
+        "decode shapes since the rows below low tiles are cleared faster",
+        100,
+        200,
+    ),
+    Step(
+        "variants_widths",
+        "benchmarks/try_variants.py --list benchmarks/variants/hopper3.jsonl",
+        "widths that fill a round, low tiles for one row, exact pingpong",
+        120,
+        300,
+    ),
+    Step(
         "variants",
         "benchmarks/try_variants.py",
         "schedules that were built and simulated, not timed",

@@ -116,6 +116,16 @@ SM90_MORE = {
     "n16_k256": (fp8(16, 4096, 4096), _s(64, 16, 256, 8)),
     "n24": (fp8(), _s(64, 24, 128, 8)),
     "n160": (fp8(), _s(64, 160, 128, 5, epi_n=32)),
+    "n200": (fp8(), _s(64, 200, 128, 6, epi_n=40, cluster_n=2)),
+    "n200_bn": (mm(b_major=MN), _s(64, 200, 64, 4, epi_n=40)),
+    "n176_cluster": (
+        mm(4096),
+        _s(128, 176, 64, 3, epi_n=16, cluster_m=2, **TWO),
+    ),
+    "n144_exact": (
+        fp8(4096, accum=EXACT),
+        _s(128, 144, 128, 3, epi_n=48, registers="moved", **TWO),
+    ),
     "m256": (mm(4096, 4096, 4096), _s(256, 128, 64, 3, epi_n=32, epi_stages=2, **TWO)),
     "accumulators_192": (fp8(4096), _s(64, 256, 128, 4, epi_n=32, epi_stages=2)),
     "exact_inline": (fp8(accum=EXACT), replace(S64, shared_loop="inline")),
@@ -146,6 +156,16 @@ SM90_MORE = {
     "pingpong_exact": (
         fp8(4096, accum=EXACT),
         _s(64, 128, 128, 6, epi_n=32, math="pingpong", **TWO),
+    ),
+    "pingpong_exact_overlap": (
+        fp8(4096, accum=EXACT),
+        _s(
+            *(64, 128, 128, 4),
+            math="pingpong",
+            registers="moved",
+            promotion="overlap",
+            **TWO,
+        ),
     ),
     "moved": (fp8(4096), replace(WIDE, registers="moved")),
     "m16": (fp8(16, 4096, 4096), _s(16, 32, 128, 8)),

@@ -33,7 +33,7 @@ __all__ = [
 
 _MMA_M = 64
 """Rows of the smallest MMA; lower tiles are padded in shared memory."""
-_MIN_STAGES = 3
+MIN_STAGES = 3
 _PINGPONG_OVERLAP = 1.25
 """Factor of the softness where two warpgroups are at different points of the mainloop:
 late loads of one leave the tensor cores to the other. Chosen on 25 H200 shapes."""
@@ -86,7 +86,7 @@ def _plain_tiles(problem: GemmProblem, arch: ArchSpec) -> list[GemmSchedule]:
                     math_warpgroups=groups,
                     raster="along_m",
                 )
-                if s.ab_stages >= _MIN_STAGES and s.validate(problem, arch):
+                if s.ab_stages >= MIN_STAGES and s.validate(problem, arch):
                     found.append(s)
     return found
 
@@ -133,7 +133,7 @@ def other_roles(problem: GemmProblem, arch: ArchSpec) -> list[GemmSchedule]:
                 math_warpgroups=2,
                 roles=roles,
             )
-            if s.ab_stages >= _MIN_STAGES and s.validate(problem, arch):
+            if s.ab_stages >= MIN_STAGES and s.validate(problem, arch):
                 found.append(s)
     return found
 

@@ -22,6 +22,7 @@ from torch_cute_backend.errors import UserError
 from torch_cute_backend.problem import Accum
 from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.tuning import lookup, model, publish
+from torch_cute_backend.tuning.proposals import proposals
 from torch_cute_backend.tuning.table import RowKey, TableRow
 
 SUITE = "tune"
@@ -113,8 +114,8 @@ def candidates(
     limit: int | None = None,
     others: Iterable[GemmSchedule] = (),
 ) -> list[GemmSchedule]:
-    """What to try: the look-up's choices, then the model's list and what else there is,
-    most promising first.
+    """What to try: the look-up's choices, then the model's list, tiles made for the
+    shape and what else there is, most promising first.
 
     Args:
         limit: at most so many.
@@ -125,7 +126,7 @@ def candidates(
     scored = model.scored(problem, arch)
     scored += [
         (model.seconds(problem, s, arch), s)
-        for s in others
+        for s in (*proposals(problem, arch), *others)
         if s.validate(problem, arch)
     ]
     scored.sort(key=lambda pair: pair[0])
