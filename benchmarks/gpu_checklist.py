@@ -142,6 +142,13 @@ STEPS = (
         300,
     ),
     Step(
+        "variants_grouped",
+        "benchmarks/try_variants.py --list benchmarks/variants/grouped.jsonl",
+        "grouped schedules not timed, pingpong among them",
+        120,
+        300,
+    ),
+    Step(
         "pick_quality",
         "benchmarks/pick_quality.py --out {out}/random.jsonl --compile --budget 280",
         "candidates within 3 % of the best on 90 of 100 random shapes",

@@ -58,6 +58,7 @@ F64 = schedule(64, 64, 128, 4)
 INLINE, KEPT = {"shared_loop": "inline"}, {"shared_loop": "keep"}
 RANK3 = replace(S64, scheduler="rank3_rhs")
 BIG = schedule(128, 256, 64, 4, math_warpgroups=2)
+PING = replace(S64, math="pingpong", math_warpgroups=2)
 MANY = tuple(3 * i for i in range(50))
 BAD = (100, 50, -3, 2000, 10)
 
@@ -87,6 +88,7 @@ SM90_GOLDEN = {
     "grouped_n_fp8": (small(N, dtype=E4M3), F64),
     "grouped_k": (small(K), S64),
     "grouped_batch": (small(BATCH), S64),
+    "grouped_m_pingpong": (small(M), PING),
 }
 SM90_MORE = {
     "grouped_m_kept": (small(M), replace(S64, **KEPT)),
@@ -142,6 +144,20 @@ SM90_MORE = {
     "grouped_batch_fp8": (small(BATCH, dtype=E4M3), F64),
     "grouped_batch_inline": (small(BATCH), replace(S64, **INLINE)),
     "grouped_batch_kept": (small(BATCH), replace(S64, **KEPT)),
+    "grouped_m_pingpong_kept": (small(M), replace(PING, **KEPT)),
+    "grouped_m_pingpong_fp8": (
+        small(M, dtype=E4M3),
+        replace(PING, tile_m=128, tile_n=128, tile_k=128, cluster_n=2),
+    ),
+    "grouped_m_pingpong_direct": (
+        small(M, m=304, a_major=MN, n=133, out_aligned=False),
+        replace(PING, store="direct", epi_stages=1),
+    ),
+    "grouped_n_pingpong": (
+        small(N, dtype=E4M3, accum=Accum.EXACT),
+        replace(PING, tile_k=128, registers="moved"),
+    ),
+    "grouped_batch_pingpong": (small(BATCH), PING),
     **{name: (p, replace(S64, **NARROW)) for name, p in FUSED.items()},
     "grouped_m_fused_rank3": (
         FUSED["grouped_m_fused"],

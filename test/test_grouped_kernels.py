@@ -11,7 +11,18 @@ from dataclasses import replace
 
 import ir_examples as ex
 from build_helper import build, fp8, grouped
-from grouped_kernel_cases import BATCH, GROUPED, PAIR, RANK3, S64, K, M, N, small
+from grouped_kernel_cases import (
+    BATCH,
+    GROUPED,
+    PAIR,
+    PING,
+    RANK3,
+    S64,
+    K,
+    M,
+    N,
+    small,
+)
 from torch.testing._internal.common_utils import (
     TestCase,
     instantiate_parametrized_tests,
@@ -484,8 +495,13 @@ class TestRefused(TestCase):
     def test_options_of_dense_kernels(self):
         walk = replace(S64, record="walk_end")
         self.assertIn("records no walk", self.reasons(small(M), walk))
-        pingpong = replace(S64, math="pingpong", math_warpgroups=2)
-        self.assertIn("pingpong", self.reasons(small(M), pingpong))
+        self.assertIn("number differs from tile to tile", self.reasons(small(K), PING))
+        rank3 = replace(PING, scheduler="rank3_rhs")
+        self.assertIn("grouped static loop of its own", self.reasons(small(M), rank3))
+        inline = replace(PING, shared_loop="inline")
+        self.assertIn("loop of its own", self.reasons(small(M), inline))
+        for grouping in (M, N, BATCH):
+            self.assertEqual(self.reasons(small(grouping), PING), "ok")
         exact = small(K, dtype=E4M3, accum=Accum.EXACT)
         overlap = replace(S64, tile_k=128, promotion="overlap")
         self.assertIn("ragged K", self.reasons(exact, overlap))

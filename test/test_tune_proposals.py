@@ -15,6 +15,7 @@ from torch.testing._internal.common_utils import (
 
 from torch_cute_backend.arch import ARCHS, SM90
 from torch_cute_backend.bench.cases import Case
+from torch_cute_backend.dtypes import E4M3
 from torch_cute_backend.problem import Accum, Grouping
 from torch_cute_backend.tuning import lookup, model, search
 from torch_cute_backend.tuning.proposals import filling_width, proposals
@@ -27,6 +28,7 @@ PROBLEMS = {
     "exact": fp8(4096, 32768, 512, accum=EXACT),
     "unaligned": fp8(300, 1000, 512, out_aligned=False),
     "tiny": mm(1, 8, 8),
+    "groups": grouped(Grouping.M, 32768, 4096, 4096, 8, dtype=E4M3),
 }
 
 
@@ -70,8 +72,18 @@ class TestProposals(TestCase):
         fast = proposals(fp8(4096, 32768, 512), SM90)
         self.assertFalse(any(s.pingpong for s in fast))
 
-    def test_groups_have_none(self):
-        self.assertEqual(proposals(grouped(Grouping.M), SM90), [])
+    def test_groups_have_no_widths_but_take_turns(self):
+        one_row = grouped(Grouping.M, 512, 4096, 4096, 8)
+        self.assertEqual(proposals(one_row, SM90), [])
+        large = PROBLEMS["groups"]
+        found = proposals(large, SM90)
+        self.assertTrue(found)
+        self.assertTrue(all(s.pingpong for s in found))
+        case = Case(search.SUITE, "fp8-grouped-m-g8", (32768, 4096, 4096))
+        tried = search.candidates(case, Accum.FAST, SM90)
+        self.assertLessEqual(set(found), set(tried))
+        ragged_k = grouped(Grouping.K, 4096, 4096, 32768, 4)
+        self.assertEqual(proposals(ragged_k, SM90), [])
 
     @parametrize("name", list(PROBLEMS))
     def test_the_look_up_does_not_offer_them(self, name):

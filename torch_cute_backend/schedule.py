@@ -176,9 +176,9 @@ class GemmSchedule:
                 "plainly",
             ),
             (
-                not problem.is_grouped or not self.pingpong,
-                "pingpong takes turns by work index, behind some of which a grouped "
-                "problem has no tile",
+                problem.grouping is not Grouping.K or not self.pingpong,
+                "pingpong passes over the other warpgroup's stages, whose number "
+                "differs from tile to tile with ragged K",
             ),
             (
                 problem.grouping is not Grouping.K or self.promotion == "wait",

@@ -29,19 +29,16 @@ from grouped_kernel_cases import (
     N,
     small,
 )
+from grouped_sim import GroupedSimTest
 from torch.testing._internal.common_utils import (
-    TestCase,
     instantiate_parametrized_tests,
     parametrize,
     run_tests,
     subtest,
 )
 
-from torch_cute_backend.arch import SM90, SM100, ArchSpec
-from torch_cute_backend.problem import GemmProblem
-from torch_cute_backend.schedule import GemmSchedule
+from torch_cute_backend.arch import SM90, SM100
 from torch_cute_backend.sim import grouped_case
-from torch_cute_backend.sim.child import SimChild
 from torch_cute_backend.sim.faults import Fault
 
 MODES = ("lazy", "random:1", "random:2")
@@ -65,45 +62,7 @@ UNALIGNED = (
 SCHEDULES = {"sm_90a": (SM90, S64, RANK3), "sm_100a": (SM100, T128, TRANK3)}
 
 
-class GroupedTest(TestCase):
-    @classmethod
-    def setUpClass(cls) -> None:
-        super().setUpClass()
-        cls.child = SimChild()
-
-    @classmethod
-    def tearDownClass(cls) -> None:
-        cls.child.close()
-        super().tearDownClass()
-
-    def check(
-        self,
-        problem: GemmProblem,
-        schedule: GemmSchedule,
-        ends: tuple[int, ...] = (),
-        num_ctas: int = 3,
-        modes: tuple[str, ...] = ("random:3",),
-        arch: ArchSpec = SM90,
-    ) -> list[torch.Tensor]:
-        """Run it; the outputs' bytes. ``test_case`` runs every kernel in all modes."""
-        kernel = build(problem, schedule, arch)
-        operands = grouped_case.make(kernel, problem, ends)
-        for mode in modes:
-            operands.poison()
-            report = self.child.simulate(
-                kernel.source,
-                operands.tensors,
-                num_ctas=num_ctas * schedule.cluster_size,
-                mode=mode,
-            )
-            # What no group has is never written; nothing else is to be said.
-            found = [(f.kind, f.message.split()[0]) for f in report.findings]
-            missing = [("missing_write", str(operands.untouched))]
-            self.assertEqual(found, missing if operands.untouched else [], mode)
-            self.assertTrue(operands.exact(), f"{mode}: {operands.worst():.1e}")
-            self.assertEqual([str(n) for n in report.notes if n.kind == "build"], [])
-        return [o.contiguous().view(torch.uint8) for o in operands.outputs.values()]
-
+class GroupedTest(GroupedSimTest):
     @parametrize("case", [subtest(c, name=str(c)) for c in GROUPED])
     def test_case(self, case: GroupedCase):
         self.check(case.problem, case.schedule, case.ends, modes=MODES, arch=case.arch)

@@ -94,12 +94,12 @@ class Sm90Spec(ArchSpec):
                 not s.pingpong
                 or (
                     s.math_warpgroups == 2
-                    and s.scheduler == "static_persistent"
+                    and s.scheduler in ("static_persistent", "grouped_static")
                     and s.shared_loop != "inline"
                     and s.record == "none"
                 ),
-                "pingpong needs two math warpgroups, each with a static persistent "
-                "loop of its own",
+                "pingpong needs two math warpgroups, each with a static persistent or "
+                "grouped static loop of its own",
             ),
             (
                 not moved or s.math_warpgroups == 2,

@@ -201,6 +201,11 @@ class GroupedEmitter(Emitter):
     mma_thread = "tidx"
     """A thread's number within the role that issues MMAs, which zeroes tails."""
 
+    @property
+    def storing_thread(self) -> str:
+        """A thread's number among those that store its tile."""
+        return "tidx"
+
     def rows_of(self, staged: Buffer) -> str:
         """A staged operand or output as (rows, columns, stages)."""
         return str(staged)
@@ -250,11 +255,14 @@ class GroupedEmitter(Emitter):
         each = CHUNK_BYTES // self.problem.out_dtype.bytes
         chunks = f"(EPI_N // {each})"
         stage = self.staging_stage(s.subtile.name)
+        first = self.storing_thread
         count = (f"TILE_M * {chunks}", f"{s.role.threads}", "unroll=1")
         with out.block(f"if {s.spare} < 0:"):
             part = "inside" if s.begin else "before it"
             out.comment(f"The tile reaches beyond its group: store what lies {part}.")
-            out.call("for i in cutlass.range(", ("tidx", *count), "):")
+            if self.schedule.pingpong:
+                stage = self.named(stage, "stage")
+            out.call("for i in cutlass.range(", (first, *count), "):")
             with out.indent():
                 place = f"(i // {chunks}, i % {chunks}, {stage})"
                 self._chunk(s.source, f"(1, {each}, 1)", place, "(0, None, 0)")

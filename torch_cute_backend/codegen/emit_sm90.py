@@ -256,6 +256,10 @@ class Sm90Emitter(GroupedEmitter):
         """This thread among those that share its tile."""
         return f"tidx % {WARPGROUP_THREADS}" if self.schedule.pingpong else "tidx"
 
+    @property
+    def storing_thread(self) -> str:
+        return self._thread()
+
     def store_warp(self) -> str:
         return (
             "warp_idx % 4 == STORE_WARP"

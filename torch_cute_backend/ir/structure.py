@@ -96,8 +96,9 @@ class ClcClaim(Stmt):
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduledCoordinates(Stmt):
-    """``targets`` = what a grouped scheduler knows of tile ``work``: its tile indices
-    and its group, found in the group offsets ``buffer``."""
+    """``targets`` = what a grouped scheduler knows of tile ``work``, found in the group
+    offsets ``buffer``: first its group, which is the number of groups behind the last
+    tile of all, then its tile indices."""
 
     scheduler: Scheduler
     work: Var

@@ -53,7 +53,7 @@ from torch_cute_backend.schedulers.raster import (
 )
 from torch_cute_backend.templates.dense_gemm import program, resources, tile_loop
 from torch_cute_backend.templates.resources import OFFSETS, DenseResources
-from torch_cute_backend.templates.stages import tile_statements
+from torch_cute_backend.templates.stages import tile_statements, turn
 from torch_cute_backend.templates.tile import K_TILE, TILE, Exprs, WorkTile
 
 ROW = Var("tile_row")
@@ -81,9 +81,22 @@ def build_grouped_gemm(
     found = order.find_group(kind, scheduler, TILE, OFFSETS, place.align)
     work = (*place.coordinates(), *tile_statements(problem, schedule, res, place.tile))
     if kind in RAGGED:
-        work = (If(condition=BinOp("<", Ref(GROUP), GROUPS), body=work),)
+        work = (
+            If(condition=BinOp("<", Ref(GROUP), GROUPS), body=work),
+            *_turn_without_tile(turn(problem, res, order)),
+        )
     loop = tile_loop(problem, order, scheduler, (*found, *work))
     return program(problem, schedule, arch, res, loop)
+
+
+def _turn_without_tile(turn: Body) -> Body:
+    """A work index without a tile takes its turn and passes it on, so that no CTA ends
+    with a barrier that somebody has arrived at and nobody waits at. Such indices are
+    the last ones: no tile follows whose stages would be counted from theirs."""
+    if not turn:
+        return ()
+    missing = BinOp(">=", Ref(GROUP), GROUPS)
+    return (If(role=turn[0].role, condition=missing, body=turn),)
 
 
 @dataclass(frozen=True)

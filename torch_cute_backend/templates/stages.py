@@ -140,7 +140,7 @@ def tile_statements(
     # the inputs are requested before the accumulator is ready.
     one_role = res.mma == res.epilogue
     order = SCHEDULERS[schedule.scheduler]
-    mma = _in_turn(_mma(res, tile), res, order, tile)
+    mma = _in_turn(_mma(res, tile), res, tile, turn(problem, res, order))
     return (
         *_load(res, schedule, tile),
         *((*inputs, *mma) if one_role else (*mma, *inputs)),
@@ -244,21 +244,28 @@ def _mma(res: DenseResources, tile: WorkTile) -> Body:
     )
 
 
-def _in_turn(
-    mma: Body, res: DenseResources, order: TileScheduler, tile: WorkTile
-) -> Body:
-    """Instances of the MMA's role wait for their stages one after the other. The next
-    one's wgmmas follow as soon as this one's are issued."""
+def turn(problem: GemmProblem, res: DenseResources, order: TileScheduler) -> Body:
+    """What takes a tile's turn and what passes it on; nothing where the MMA's role has
+    one instance."""
     role, barrier = res.mma, res.turn_barrier
     if barrier is None:
-        return mma
-    *mainloop, drain = mma
-    take = TakeTurn(role=role, barrier=barrier, work=TILE, first=order.first())
-    give = PassTurn(
-        role=role, barrier=barrier, work=TILE, step=order.step(), limit=order.limit()
+        return ()
+    limit = order.limit(problem.grouping)
+    return (
+        TakeTurn(role=role, barrier=barrier, work=TILE, first=order.first()),
+        PassTurn(role=role, barrier=barrier, work=TILE, step=order.step(), limit=limit),
     )
+
+
+def _in_turn(mma: Body, res: DenseResources, tile: WorkTile, turn: Body) -> Body:
+    """Instances of the MMA's role wait for their stages one after the other. The next
+    one's wgmmas follow as soon as this one's are issued."""
+    if not turn:
+        return mma
+    take, give = turn
+    *mainloop, drain = mma
     skip = SkipStages(
-        role=role, pipeline=res.ab, count=tile.k_tiles, others=role.instances - 1
+        role=res.mma, pipeline=res.ab, count=tile.k_tiles, others=res.mma.instances - 1
     )
     return (take, *mainloop, give, drain, skip)
 

@@ -2,8 +2,8 @@
 
 ``model.tiles`` lists what an H200 has run. Here are tile widths made for a problem, so
 that its tiles just fill the GPU once or a few times; low tiles for fewer rows than they
-were tried on; and exact accumulation by two warpgroups in turns. Once a search has
-timed one, a table row can hold it.
+were tried on; exact accumulation, and groups, by two warpgroups in turns. Once a search
+has timed one, a table row can hold it.
 """
 
 from __future__ import annotations
@@ -42,12 +42,15 @@ EXACT_PINGPONG: tuple[tuple[int, Mapping[str, str]], ...] = (
 """Widths and roles of 64-row tiles whose two or three accumulator sets fit beside the
 other warpgroup's: what exact sums of a short K need to hide their epilogues."""
 
+GROUPED_PINGPONG = ((128, 128), (64, 256))
+"""Tiles that two warpgroups take in turns where dense problems profit."""
+
 
 def proposals(problem: GemmProblem, arch: ArchSpec) -> list[GemmSchedule]:
-    """Valid schedules beyond ``model.tiles``, each once, in a fixed order. None for
-    groups, whose ends decide how many tiles there are."""
+    """Valid schedules beyond ``model.tiles``, each once, in a fixed order. No
+    widths for groups, whose ends decide how many tiles there are."""
     if problem.is_grouped:
-        return []
+        return list(_grouped_pingpong(problem, arch))
     listed = set(model.tiles(problem, arch))
     kinds = (_filling, _taller, _exact_pingpong)
     made = dict.fromkeys(s for kind in kinds for s in kind(problem, arch))
@@ -112,6 +115,19 @@ def _exact_pingpong(problem: GemmProblem, arch: ArchSpec) -> Iterator[GemmSchedu
             continue
         for cluster in CLUSTERS[:3]:
             yield from _made(problem, arch, (MMA_ROWS, width), cluster, roles)
+
+
+def _grouped_pingpong(problem: GemmProblem, arch: ArchSpec) -> Iterator[GemmSchedule]:
+    if arch.mma != "wgmma" or exact_fp8(problem):
+        return
+    m, n, _ = problem.group_sizes
+    for tile_m, tile_n in GROUPED_PINGPONG:
+        tiles = math.ceil(m / tile_m) * math.ceil(n / tile_n)
+        if m <= tile_m or problem.groups * tiles <= arch.default_sms:
+            continue
+        for cluster in CLUSTERS[:3]:
+            roles = {"math": "pingpong"}
+            yield from _made(problem, arch, (tile_m, tile_n), cluster, roles)
 
 
 def _made(
