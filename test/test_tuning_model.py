@@ -14,7 +14,7 @@ from torch.testing._internal.common_utils import (
     run_tests,
 )
 
-from torch_cute_backend.arch import ARCHS, SM90
+from torch_cute_backend.arch import ARCHS, SM90, SM100
 from torch_cute_backend.problem import Accum
 from torch_cute_backend.tuning import fit, model
 
@@ -50,8 +50,15 @@ class TestModel(TestCase):
         spec = ARCHS[arch]
         listed = model._SM90_TILES if spec is SM90 else model._SM100_TILES
         problems = (PROBLEMS["square"], *(fp8(m, 4096, 4096) for m in (8, 16, 32)))
-        found = {(s.tile_m, s.tile_n) for p in problems for s in model.tiles(p, spec)}
-        self.assertEqual({t[:2] for t in listed} - found, set())
+        found = {
+            (s.tile_m, s.tile_n, s.cta_group)
+            for p in problems
+            for s in model.tiles(p, spec)
+        }
+        wanted = {(m, n, 1) for m, n, _ in listed}
+        if spec is SM100:
+            wanted |= {(m, n, 2) for m, n in model._SM100_PAIRS}
+        self.assertEqual(wanted - found, set())
 
     @parametrize("arch", list(ARCHS))
     def test_clusters_have_neighbours_to_share_with(self, arch):
@@ -69,6 +76,26 @@ class TestModel(TestCase):
         self.assertEqual(small.tile_m, 64)
         tiles = -(-5120 // small.tile_n)
         self.assertGreaterEqual(tiles, spec.default_sms // 2)
+
+    def test_pairs_are_ranked_where_operands_bound_a_cta(self):
+        # A pair stages half of B: no gain where one row of tiles streams the weight.
+        pairs = {
+            name: model.rank(problem, SM100, 1)[0].cta_group
+            for name, problem in PROBLEMS.items()
+        }
+        self.assertEqual({pairs[x] for x in ("square", "exact", "bf16")}, {2})
+        self.assertEqual({pairs[x] for x in ("decode", "serving", "odd", "tiny")}, {1})
+        self.assertFalse(any(s.cta_group > 1 for s in model.tiles(fp8(4096), SM90)))
+
+    def test_a_pair_lands_half_of_b(self):
+        square = PROBLEMS["square"]
+        shared = {"cluster_m": 2, "k_bytes": 128}
+        one = fit.complete(square, SM100, 128, 256, **shared)
+        pair = fit.complete(square, SM100, 128, 256, cta_group=2, **shared)
+        works = [model.Work.of(square, s, SM100, 64.0) for s in (one, pair)]
+        self.assertEqual([w.stage_bytes for w in works], [384 * 128, 256 * 128])
+        self.assertEqual(works[0].pulled_bytes, works[1].pulled_bytes)
+        self.assertGreater(pair.ab_stages, one.ab_stages)
 
     def test_more_work_takes_longer(self):
         s = fit.complete(fp8(), SM90, 128, 128, math_warpgroups=2)

@@ -59,12 +59,42 @@ _SM100_TILES = (
     *((64, n, 1) for n in (16, 32, 64, 128, 256)),
     *((128, n, 1) for n in (16, 32, 64, 96, 128, 192, 256)),
 )
+_SM100_PAIRS = tuple((128, n) for n in (64, 96, 128, 192, 256))
+"""Tiles of one CTA of a pair: its MMA has 256 rows."""
+_PAIR_CLUSTERS = ((2, 1), (2, 2), (4, 1))
 
 
 def tiles(problem: GemmProblem, arch: ArchSpec) -> list[GemmSchedule]:
     """Every valid schedule of the short list, in a fixed order: what the model holds
     equal, measured slower later in it."""
-    return [*other_roles(problem, arch), *_plain_tiles(problem, arch)]
+    return [
+        *other_roles(problem, arch),
+        *_plain_tiles(problem, arch),
+        *_pairs(problem, arch),
+    ]
+
+
+def _pairs(problem: GemmProblem, arch: ArchSpec) -> list[GemmSchedule]:
+    """Tiles whose B two CTAs of one MMA share, each half in its own shared memory."""
+    if arch.mma != "tcgen05":
+        return []
+    found = []
+    for tile_m, tile_n in _SM100_PAIRS:
+        for cluster_m, cluster_n in _PAIR_CLUSTERS:
+            if not _sensible(problem, (tile_m, tile_n), (cluster_m, cluster_n), 128):
+                continue
+            s = complete(
+                problem,
+                arch,
+                tile_m,
+                tile_n,
+                cluster_m=cluster_m,
+                cluster_n=cluster_n,
+                cta_group=2,
+            )
+            if s.ab_stages >= MIN_STAGES and s.validate(problem, arch):
+                found.append(s)
+    return found
 
 
 def _plain_tiles(problem: GemmProblem, arch: ArchSpec) -> list[GemmSchedule]:
@@ -165,8 +195,9 @@ class Work:
         waves: tiles of the busiest CTA.
         tiles: CTA tiles, those of clusters' overhang included.
         k_tiles: k tiles of a CTA tile.
-        stage_bytes: A and B bytes of one k tile, as they land in shared memory;
-            ``pulled_bytes`` of them come through L2, the rest by multicast.
+        stage_bytes: A and B bytes of one k tile, as they land in a CTA's shared
+            memory (half of B, where a pair shares it); ``pulled_bytes`` of them come
+            through L2, the rest by multicast.
         in_flight: bytes that a CTA may have requested at once.
         mma_flops: of one k tile at the MMA's least width and height.
         input_bytes: of A and B from DRAM; what does not stay in L2 comes again for
@@ -197,15 +228,16 @@ class Work:
         slots = arch.cluster_slots(s.cluster_size)
         a = s.tile_m * s.tile_k * p.a_dtype.bytes
         b = s.tile_n * s.tile_k * p.b_dtype.bytes
+        staged = a + b // s.cta_group
         k_tiles = math.ceil(k / s.tile_k)
         # A CTA's columns share A with the cluster's other columns, and so for B.
         return cls(
             waves=math.ceil(clusters / slots),
             tiles=clusters * s.cluster_size,
             k_tiles=k_tiles,
-            stage_bytes=a + b,
+            stage_bytes=staged,
             pulled_bytes=a / s.cluster_n + b / s.cluster_m,
-            in_flight=min(s.ab_stages, k_tiles) * (a + b),
+            in_flight=min(s.ab_stages, k_tiles) * staged,
             mma_flops=2.0 * max(s.tile_m, _MMA_M) * max(s.tile_n, narrow_n) * s.tile_k,
             input_bytes=p.groups * _input_bytes(p, s, arch, slots),
             output_bytes=float(p.groups * m * n * p.out_dtype.bytes),
