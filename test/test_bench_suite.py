@@ -171,7 +171,7 @@ class TestRun(TestCase):
             listed,
             results.Timing(1.0, 1.0, 1.0),
             ("aten", 2.0),
-            {"gpu": "none", "date": "2000-01-01", "commit": "none"},
+            {"gpu": "none", "date": "2000-01-01", "commit": "none", "dsl": "none"},
         )
         table = self.folder / "table.json"
         publish.merge_rows(table, "sm_90a", [row])
