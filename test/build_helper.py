@@ -12,7 +12,13 @@ from torch_cute_backend.epilogue.graph import (
     EpilogueGraph,
     InputKind,
 )
-from torch_cute_backend.problem import Accum, GemmProblem, Grouping, Major
+from torch_cute_backend.problem import (
+    SCALE_INPUTS,
+    Accum,
+    GemmProblem,
+    Grouping,
+    Major,
+)
 from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.status import Status
 from torch_cute_backend.tuning.table import RowKey
@@ -35,8 +41,7 @@ def fp8(
     **fields: object,
 ) -> GemmProblem:
     """``scaled_mm`` of e4m3 operands with fp32 scales."""
-    rowwise = scaling == "rowwise"
-    kinds = (ROW, COL) if rowwise else (SCALAR, SCALAR)
+    kinds = SCALE_INPUTS.get(scaling, (SCALAR, SCALAR))
     problem = GemmProblem(
         op="scaled_mm",
         m=m,
@@ -123,6 +128,15 @@ def gelu_residual(out: DType = BFLOAT16) -> EpilogueGraph:
     rounded = b.round(gelu, out)
     b.output(b.op("add", rounded, b.input("residual", FULL, out)), out)
     b.output(gelu, out, "d1")
+    return b.graph()
+
+
+def bias_residual() -> EpilogueGraph:
+    """``(acc + bias) / 2 + residual``: exact on small integers, no scales."""
+    b = EpilogueBuilder()
+    x = b.op("add", b.acc(), b.input("bias", COL, BFLOAT16))
+    x = b.op("mul", x, b.const(0.5))
+    b.output(b.op("add", x, b.input("residual", FULL, BFLOAT16)), BFLOAT16)
     return b.graph()
 
 

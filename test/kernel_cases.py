@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from build_helper import COL, ROW, build, fp8, gelu_residual, mm, swiglu, two_roots
+from build_helper import (
+    COL,
+    ROW,
+    bias_residual,
+    build,
+    fp8,
+    gelu_residual,
+    mm,
+    swiglu,
+    two_roots,
+)
 
 from torch_cute_backend.arch import SM90, SM100, ArchSpec
 from torch_cute_backend.build import KernelBuild
@@ -220,8 +230,25 @@ SM100_GOLDEN = {
     "inline": (fp8(), replace(T64, shared_loop="inline")),
     "two_roots": (mm(epilogue=two_roots()), replace(C128, ab_stages=4, **DUAL)),
     "walk_end": (mm(), replace(C128, record="walk_end")),
+    "mxfp8": (fp8(scaling="mxfp8"), T128),
 }
 SM100_MORE = {
+    "mxfp8_n256": (
+        fp8(4096, scaling="mxfp8", bias=BFLOAT16),
+        _s(128, 256, 128, 3, acc_stages=1, epi_stages=2),
+    ),
+    "mxfp8_kept_k256": (
+        fp8(scaling="mxfp8", b_dtype=E5M2),
+        replace(T128, tile_k=256, ab_stages=2, shared_loop="keep"),
+    ),
+    "mxfp8_inline_direct": (
+        fp8(scaling="mxfp8", out=FLOAT32, out_aligned=False),
+        replace(T128, epi_n=32, epi_stages=1, store="direct", shared_loop="inline"),
+    ),
+    "mxfp8_fused": (
+        fp8(scaling="mxfp8", epilogue=bias_residual()),
+        replace(T128, epi_n=32, epi_stages=2),
+    ),
     "two_roots_inline": (
         mm(epilogue=two_roots()),
         replace(C128, ab_stages=4, shared_loop="inline", **DUAL),

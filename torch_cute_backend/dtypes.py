@@ -46,7 +46,8 @@ class DType:
 
     @property
     def is_fp8(self) -> bool:
-        return self.name.startswith("float8")
+        """An FP8 number; E8M0, a bare exponent, is none."""
+        return self.operand and self.name.startswith("float8")
 
     def __str__(self) -> str:
         return self.name
@@ -57,10 +58,12 @@ FLOAT16 = DType("float16", "Float16", 16, operand=True, output=True, short="fp16
 BFLOAT16 = DType("bfloat16", "BFloat16", 16, operand=True, output=True, short="bf16")
 E4M3 = DType("float8_e4m3fn", "Float8E4M3FN", 8, operand=True, output=True)
 E5M2 = DType("float8_e5m2", "Float8E5M2", 8, operand=True, output=True)
+E8M0 = DType("float8_e8m0fnu", "Float8E8M0FNU", 8)
+"""Powers of two, as MXFP8's scales are."""
 INT32 = DType("int32", "Int32", 32)
 
 DTYPES: dict[str, DType] = {
-    d.name: d for d in (FLOAT32, FLOAT16, BFLOAT16, E4M3, E5M2, INT32)
+    d.name: d for d in (FLOAT32, FLOAT16, BFLOAT16, E4M3, E5M2, E8M0, INT32)
 }
 """Registry by torch name. Extensions add their row here."""
 

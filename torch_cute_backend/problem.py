@@ -74,7 +74,9 @@ class GemmProblem:
         a_dtype, b_dtype: operand element types.
         a_major, b_major: which mode of A (M, K) and of B (N, K) has stride 1.
         scaling: ``"none"``, ``"tensorwise"`` or ``"rowwise"``: names table rows; the
-            scales themselves are inputs of ``epilogue``.
+            scales themselves are inputs of ``epilogue``. ``"mxfp8"``: every
+            :data:`SCALE_BLOCK` elements of K share a power of two (E8M0), which the
+            MMA multiplies with; see :func:`scale_count` for where those lie.
         accum: see :class:`Accum`.
         epilogue: what is done to the fp32 accumulator, and the outputs' dtypes.
         out_aligned: every output's base and row pitch are multiples of 16 bytes, so
@@ -102,6 +104,11 @@ class GemmProblem:
     @property
     def is_grouped(self) -> bool:
         return self.grouping is not Grouping.NONE
+
+    @property
+    def block_scaled(self) -> bool:
+        """Does the MMA itself apply scales, one for each block of K?"""
+        return self.scaling == "mxfp8"
 
     @property
     def has_offsets(self) -> bool:
@@ -145,7 +152,9 @@ class GemmProblem:
         """Table family, ``dtype-scaling-grouping`` without what there is none of, as in
         ``"fp8-rowwise"``, ``"bf16"`` or ``"fp8-rowwise-grouped-m"``."""
         name = self.a_dtype.family
-        if self.scaling != "none":
+        if self.block_scaled:
+            name = self.scaling
+        elif self.scaling != "none":
             name += f"-{self.scaling}"
         return f"{name}-grouped-{self.grouping.value}" if self.is_grouped else name
 
@@ -250,6 +259,16 @@ class GemmProblem:
                 scaled == (self.scaling != "none"),
                 f"{self.op} with scaling {self.scaling}",
             ),
+            (
+                not self.block_scaled or self.k % SCALE_BLOCK == 0,
+                f"MXFP8 takes K in steps of {SCALE_BLOCK}, not {self.k}",
+            ),
+            (
+                not self.block_scaled
+                or all(i.name not in SCALE_NAMES for i in self.epilogue.inputs),
+                f"an epilogue input is called {' or '.join(SCALE_NAMES)}, as MXFP8's "
+                "scales are",
+            ),
         )
 
     def _check_groups(self) -> Status:
@@ -265,7 +284,10 @@ class GemmProblem:
                 f"{self.op} cannot be grouped along {self.grouping.value}",
             ),
             (self.groups > 0, f"{self.groups} groups"),
-            (self.scaling != "tensorwise", f"{self.op} with scaling {self.scaling}"),
+            (
+                self.scaling not in ("tensorwise", "mxfp8"),
+                f"{self.op} with scaling {self.scaling}",
+            ),
         )
 
 
@@ -276,6 +298,24 @@ SCALE_INPUTS: dict[str, tuple[InputKind | None, InputKind | None]] = {
     "none": (None, None),
     "tensorwise": (InputKind.SCALAR, InputKind.SCALAR),
     "rowwise": (InputKind.ROW, InputKind.COL),
+    "mxfp8": (None, None),
 }
 """Kinds of the epilogue inputs that hold the scales of A and B, by scaling."""
 SCALINGS = tuple(SCALE_INPUTS)
+SCALE_NAMES = ("scale_a", "scale_b")
+"""Parameters with MXFP8's scales of A and B."""
+SCALE_BLOCK = 32
+"""Elements of K that share a scale of MXFP8."""
+SCALE_ROWS, SCALE_COLUMNS = 128, 4
+"""Of a tile of MXFP8 scales. Tiles lie one after the other, along K first."""
+
+
+def scale_count(rows: int, k: int) -> int:
+    """How many MXFP8 scales an operand of ``rows`` by ``k`` elements has in memory.
+
+    They are padded to whole tiles of 128 rows by 4 blocks of K, 512 bytes each, in
+    which the scale of row r and block c is byte ``16 * (r % 32) + 4 * (r // 32) + c``
+    (PTX ISA, tcgen05.mma scale factors; ``torch._scaled_mm`` takes the same).
+    """
+    tiles = -(-rows // SCALE_ROWS) * -(-k // (SCALE_BLOCK * SCALE_COLUMNS))
+    return tiles * SCALE_ROWS * SCALE_COLUMNS

@@ -12,7 +12,7 @@ from typing import Any
 from torch_cute_backend.arch.spec import ArchSpec
 from torch_cute_backend.errors import TableError
 from torch_cute_backend.problem import GemmProblem, Grouping
-from torch_cute_backend.schedulers import SCHEDULERS
+from torch_cute_backend.schedulers import SCHEDULERS, TileScheduler
 from torch_cute_backend.status import Status
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -159,19 +159,27 @@ class GemmSchedule:
         if order is None:
             known = ", ".join(SCHEDULERS)
             return Status.no(f"scheduler {self.scheduler!r} is unknown; known: {known}")
-        status = problem.validate() & Status.check(
+        status = problem.validate() & arch.check_problem(problem)
+        status &= self._check_grouping(problem, order)
+        status = status & self._check_words()
+        return arch.check_schedule(problem, self) if status else status
+
+    def _check_grouping(self, problem: GemmProblem, order: TileScheduler) -> Status:
+        """What goes with groups, or with groups of this kind, and what does not."""
+        grouped = problem.is_grouped
+        return Status.check(
             (
                 problem.grouping in order.groupings,
-                f"scheduler {self.scheduler!r} does not hand out the tiles of grouping "
-                f"{problem.grouping.value!r}",
+                f"scheduler {self.scheduler!r} does not hand out the tiles of "
+                f"grouping {problem.grouping.value!r}",
             ),
             (
-                not problem.is_grouped
+                not grouped
                 or (self.record == "none" and problem.epilogue.products == 1),
                 "a grouped kernel has one product and records no walk",
             ),
             (
-                not problem.is_grouped or self.launch == "plain",
+                not grouped or self.launch == "plain",
                 "a grouped kernel reads its groups' ends first, so it is launched "
                 "plainly",
             ),
@@ -185,8 +193,6 @@ class GemmSchedule:
                 f"promotion {self.promotion!r} does not go with ragged K",
             ),
         )
-        status = status & self._check_words()
-        return arch.check_schedule(problem, self) if status else status
 
     def _check_words(self) -> Status:
         said = {name: getattr(self, name) for name in CHOICES}

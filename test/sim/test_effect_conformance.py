@@ -58,6 +58,7 @@ NAMES = {
         "pair",
         "cluster_2x1",
         "two_roots",
+        "mxfp8",
     ),
 }
 NOT_PRINTED = {"ClcClaim", "DebugPrint"}
@@ -122,6 +123,8 @@ FAMILIES: tuple[tuple[str, tuple[Callable[[fx.Effect], bool], ...]], ...] = (
     (r"wgmma\.wait_group", (has(fx.Drain, queue=fx.Queue.WGMMA),)),
     (r"tcgen05\.mma", (has(READ, space=SMEM, proxy=ASYNC),)),
     (r"tcgen05\.mma", (has(WRITE, space=TMEM, proxy=ASYNC),)),
+    (r"tcgen05\.cp", (has(READ, space=SMEM, proxy=ASYNC),)),
+    (r"tcgen05\.cp", (has(WRITE, space=TMEM, proxy=ASYNC),)),
     (r"tcgen05\.ld", (has(READ, space=TMEM),)),
     (r"tcgen05\.st", (has(WRITE, space=TMEM),)),
     (r"tcgen05\.commit", (has(fx.Arrive),)),

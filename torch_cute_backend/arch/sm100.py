@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torch_cute_backend.arch.spec import ArchSpec, check_common
+from torch_cute_backend.problem import GemmProblem, scale_count
 from torch_cute_backend.status import Status
 
 if TYPE_CHECKING:
-    from torch_cute_backend.problem import GemmProblem
     from torch_cute_backend.schedule import GemmSchedule
 
 TMEM_COLUMNS = 512
@@ -26,7 +26,11 @@ TMEM_WARP = 1
 """The epilogue warp that allocates and frees tensor memory; warp 0 meanwhile
 initialises the barriers."""
 WARP_THREADS = 32
-
+MX_TILE = 128
+"""Rows, and elements of K, whose MXFP8 scales tcgen05.cp copies as one block."""
+SCALE_TILE_COLUMNS = 4
+SCALE_BYTES_ALIGN = 1024
+"""Shared memory for an operand's scales is padded to this."""
 
 EPI_COLUMNS = (8, 16, 32, 64, 128)
 """Subtile widths that one tcgen05.ld reads."""
@@ -44,13 +48,28 @@ def epilogue_values(problem: GemmProblem, schedule: GemmSchedule) -> int:
     return elements * (len(graph.outputs) + full + graph.products - 1)
 
 
-def tmem_columns(schedule: GemmSchedule, products: int = 1) -> int:
-    """Columns to allocate: all accumulator stages, rounded up to a power of two."""
+def accumulator_columns(schedule: GemmSchedule, products: int = 1) -> int:
+    """Columns of all accumulator stages; what else there is comes behind them."""
     ranges = schedule.acc_stages * products
     if schedule.tile_m == 64:
         ranges = (ranges + 1) // 2
+    return schedule.tile_n * ranges
+
+
+def scale_columns(problem: GemmProblem, schedule: GemmSchedule) -> tuple[int, int]:
+    """Columns of a k tile's MXFP8 scales of A and of B: four hold a 128 x 128 block."""
+    if not problem.block_scaled:
+        return 0, 0
+    s, each = schedule, schedule.tile_k // MX_TILE * SCALE_TILE_COLUMNS
+    return s.tile_m // MX_TILE * each, s.tile_n // MX_TILE * each
+
+
+def tmem_columns(problem: GemmProblem, schedule: GemmSchedule) -> int:
+    """Columns to allocate: accumulators and scales, rounded up to a power of two."""
+    used = accumulator_columns(schedule, problem.epilogue.products)
+    used += sum(scale_columns(problem, schedule))
     columns = 32
-    while columns < schedule.tile_n * ranges:
+    while columns < used:
         columns *= 2
     return columns
 
@@ -66,15 +85,15 @@ class Sm100Spec(ArchSpec):
     def smem_used(self, problem: GemmProblem, schedule: GemmSchedule) -> int:
         """Each CTA of a pair stages half of the B tile."""
         half = replace(schedule, tile_n=schedule.tile_n // schedule.cta_group)
-        return super().smem_used(problem, half)
+        return super().smem_used(problem, half) + scale_bytes(problem, schedule)
 
     def check_schedule(self, problem: GemmProblem, schedule: GemmSchedule) -> Status:
         s = schedule
         common = check_common(self, problem, s)
-        products = problem.epilogue.products
         return (
             common
-            & _check_mma(s, products)
+            & _check_mma(problem, s)
+            & _check_scales(problem, s)
             & _check_epilogue(problem, s)
             & Status.check(
                 (
@@ -86,10 +105,39 @@ class Sm100Spec(ArchSpec):
         )
 
 
-def _check_mma(s: GemmSchedule, products: int) -> Status:
+def scale_bytes(problem: GemmProblem, schedule: GemmSchedule) -> int:
+    """Shared memory of all stages' MXFP8 scales, each operand's padded."""
+    if not problem.block_scaled:
+        return 0
+    total = 0
+    for rows in (schedule.tile_m, schedule.tile_n):
+        staged = scale_count(rows, schedule.tile_k) * schedule.ab_stages
+        total += -(-staged // SCALE_BYTES_ALIGN) * SCALE_BYTES_ALIGN
+    return total
+
+
+def _check_scales(problem: GemmProblem, s: GemmSchedule) -> Status:
+    """Tiles of whole blocks of MXFP8 scales, in CTAs that share nothing."""
+    if not problem.block_scaled:
+        return Status.ok()
+    return Status.check(
+        (
+            s.tile_m == MX_TILE and s.tile_n % MX_TILE == 0,
+            f"MXFP8 takes tiles of {MX_TILE} rows and a multiple of {MX_TILE} columns, "
+            f"not {s.tile_m}x{s.tile_n}",
+        ),
+        (
+            s.cluster_size == 1,
+            "MXFP8 scales are not multicast: clusters of one CTA only",
+        ),
+        (problem.epilogue.products == 1, "MXFP8 kernels have one product"),
+    )
+
+
+def _check_mma(problem: GemmProblem, s: GemmSchedule) -> Status:
     """Shapes of the MMA and of its accumulators."""
     step = 16 if s.tile_m == 128 else 8
-    columns = tmem_columns(s, products)
+    columns = tmem_columns(problem, s)
     return Status.check(
         (s.tile_m in (64, 128), f"tile_m={s.tile_m} is not 64 or 128"),
         (

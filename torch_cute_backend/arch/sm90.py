@@ -70,6 +70,14 @@ class Sm90Spec(ArchSpec):
         """A wgmma reads 64 rows; a lower tile is padded with zeros."""
         return max(schedule.tile_m, MMA_M)
 
+    def check_problem(self, problem: GemmProblem) -> Status:
+        return Status.check(
+            (
+                not problem.block_scaled,
+                "wgmma applies no block scales: MXFP8 needs tcgen05 (sm_100a)",
+            )
+        )
+
     def check_schedule(self, problem: GemmProblem, schedule: GemmSchedule) -> Status:
         s = schedule
         if s.math_warpgroups not in (1, 2):

@@ -45,6 +45,10 @@ class ArchSpec(ABC):
     default_sms: int
     l2_bytes: int
 
+    def check_problem(self, problem: GemmProblem) -> Status:
+        """Can any kernel on this arch compute ``problem``?"""
+        return Status.ok()
+
     @abstractmethod
     def check_schedule(self, problem: GemmProblem, schedule: GemmSchedule) -> Status:
         """Does ``schedule`` fit this arch? Reasons name limit and value."""

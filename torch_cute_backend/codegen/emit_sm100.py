@@ -26,7 +26,7 @@ from torch_cute_backend.arch.sm100 import WARP_THREADS
 from torch_cute_backend.codegen import names
 from torch_cute_backend.codegen.emit import emits
 from torch_cute_backend.codegen.emit_epilogue import emit_graph
-from torch_cute_backend.codegen.emit_sm100_setup import Sm100SetupEmitter
+from torch_cute_backend.codegen.emit_scales import ScaleEmitter
 from torch_cute_backend.codegen.shapes import (
     Where,
     input_index,
@@ -41,7 +41,7 @@ from torch_cute_backend.ir.expr import BinOp, Const, Param
 from torch_cute_backend.ir.values import Buffer, Var
 
 
-class Sm100Emitter(Sm100SetupEmitter):
+class Sm100Emitter(ScaleEmitter):
     """See :class:`~torch_cute_backend.codegen.emit.Emitter`."""
 
     # --- TMA and mainloop ---------------------------------------------------------
@@ -85,6 +85,8 @@ class Sm100Emitter(Sm100SetupEmitter):
             out.comment("The tile's first MMA overwrites the accumulator.")
             out.line(f"accumulate = k_block > 0 or {s.index} > 0")
             out.line("tiled_mma.set(tcgen05.Field.ACCUMULATE, accumulate)")
+            if s.scales is not None:
+                self.name_scales()
             out.line(f"k_coord = (None, None, k_block, {stage})")
             out.call(
                 "cute.gemm(",

@@ -7,20 +7,24 @@ operands are partitioned by it.
 from __future__ import annotations
 
 from torch_cute_backend.arch.sm100 import TMEM_WARP
-from torch_cute_backend.codegen import names
+from torch_cute_backend.codegen import host_scales, names
 from torch_cute_backend.codegen.host_sm90 import Sm90Host, swizzle_name
 from torch_cute_backend.codegen.writer import Writer
+from torch_cute_backend.dtypes import E8M0
+from torch_cute_backend.problem import SCALE_BLOCK
 
 
 class Sm100Host(Sm90Host):
     """Everything of the module around the kernel body."""
 
     def imports(self) -> tuple[str, ...]:
+        scales = (host_scales.IMPORT,) if self.scales else ()
         return (
             "import cutlass",
             "import cutlass.cute as cute",
             "import cutlass.pipeline as pipeline",
             "import cutlass.utils.blackwell_helpers as sm100_utils",
+            *scales,
             "from cutlass import Float32, Int32, range_constexpr",
             "from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05, warp",
             "from cutlass.memory import SmemAllocator",
@@ -67,14 +71,18 @@ class Sm100Host(Sm90Host):
 
     def _layouts(self, out: Writer) -> None:
         p = self.problem
+        blocks = "blockscaled_" if self.scales else ""
+        sums: tuple[str, ...] = ("Float32",)
+        if self.scales:
+            sums = (f"cutlass.{E8M0.cutlass}", f"{SCALE_BLOCK}")
         out.call(
-            "tiled_mma = sm100_utils.make_trivial_tiled_mma(",
+            f"tiled_mma = sm100_utils.make_{blocks}trivial_tiled_mma(",
             (
                 f"cutlass.{p.a_dtype.cutlass}",
                 f"cutlass.{p.b_dtype.cutlass}",
                 f"OperandMajorMode.{p.a_major.name}",
                 f"OperandMajorMode.{p.b_major.name}",
-                "Float32",
+                *sums,
                 self._cta_group,
                 f"({self._mma_rows}, TILE_N)",
             ),
@@ -86,8 +94,15 @@ class Sm100Host(Sm90Host):
                 f"{x}_smem_layout = sm100_utils.make_smem_layout_{x}(",
                 ("tiled_mma", "mma_tiler", f"cutlass.{kind.cutlass}", "AB_STAGES"),
             )
+        if self.scales:
+            host_scales.print_layouts(out)
         if self.staged:
             self._staging_layout(out)
+
+    def _tma(self, out: Writer) -> None:
+        super()._tma(out)
+        if self.scales:
+            host_scales.print_atoms(out, self.scales, self._cta_group)
 
     def _staging_layout(self, out: Writer) -> None:
         """Row-major staging with the widest swizzle that its rows allow."""

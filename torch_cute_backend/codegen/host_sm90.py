@@ -7,18 +7,18 @@ launches. Everything static is a module constant, everything else an argument.
 from __future__ import annotations
 
 from torch_cute_backend.arch.sm90 import MMA_M
-from torch_cute_backend.codegen import host_grouped, names
+from torch_cute_backend.codegen import host_grouped, host_scales, names
 from torch_cute_backend.codegen.emit import L2_CONSTANTS
 from torch_cute_backend.codegen.emit_grouped import RAGGED_SIZES
 from torch_cute_backend.codegen.shapes import Shape, shapes_of, stacked
 from torch_cute_backend.codegen.writer import Writer
-from torch_cute_backend.dtypes import DType, dtype
+from torch_cute_backend.dtypes import E8M0, DType, dtype
 from torch_cute_backend.errors import CodegenError
 from torch_cute_backend.ir.program import Program
 from torch_cute_backend.ir.structure import TileLoop
 from torch_cute_backend.ir.sync import AllocateShared, PdlWait
 from torch_cute_backend.ir.values import Buffer, SchedulerKind, Space
-from torch_cute_backend.problem import GemmProblem, Major
+from torch_cute_backend.problem import SCALE_NAMES, GemmProblem, Major
 from torch_cute_backend.schedule import GemmSchedule
 
 OFFSETS_NAME = "offsets"
@@ -46,6 +46,9 @@ class Sm90Host:
         self.records = tuple(b for b in gmem if b.name == "walk_end")
         self.operands = tuple(b for b in gmem if names.operand(b.name) in names.MODES)
         self.offsets = tuple(b for b in gmem if b.name == OFFSETS_NAME)
+        self.scales = tuple(
+            b for b in gmem if problem.block_scaled and b.name in SCALE_NAMES
+        )
         # Ragged tiles are stored by element, past TMA.
         self.plain_output = self.staged and problem.grouping in RAGGED_SIZES
 
@@ -102,10 +105,13 @@ class Sm90Host:
             rows.append((names.gmem(out), tensor))
         if self.plain_output:
             rows.append((names.plain(self.outputs[0]), tensor))
+        for b in self.scales:
+            rows += [(names.tma_atom(b), atom), (names.gmem(b), tensor)]
         others = (*self.records, *self.inputs, *self.offsets)
         rows.extend((names.gmem(b), tensor) for b in others)
         rows += [("tiled_mma", mma), ("epi_mma", mma)]
         rows += [(f"{x}_smem_layout", layout) for x in self._staged_names()]
+        rows += host_scales.LAYOUTS if self.scales else ()
         sizes = ("tiles_m", "tiles_n", "m", "n")
         groups = ("groups",) if self.problem.is_grouped else ()
         rows += [(x, "Int32") for x in (*sizes, *groups)]
@@ -161,8 +167,8 @@ class Sm90Host:
         """The ``@cute.jit`` function ``gemm``."""
         out.line("@cute.jit")
         tensors = [b.name.lower() for b in self.operands]
-        others = (*self.outputs, *self.records, *self.inputs, *self.offsets)
-        tensors += [b.name for b in others]
+        others = (*self.outputs, *self.records, *self.scales)
+        tensors += [b.name for b in (*others, *self.inputs, *self.offsets)]
         parameters = [f"{t}: cute.Tensor" for t in tensors]
         out.call("def gemm(", (*parameters, "num_ctas: Int32", "stream"), "):")
         with out.indent():
@@ -315,7 +321,10 @@ class Sm90Host:
             out.lines(*self._barrier_fields())
             for b in self._shared_buffers():
                 kind = f"cutlass.{dtype(b.dtype).cutlass}"
-                size = f"cute.cosize({names.smem_layout(b)})"
+                layout = names.smem_layout(b)
+                size = f"cute.cosize({layout})"
+                if b.dtype == E8M0.name:
+                    size = host_scales.count(layout.removesuffix("_smem_layout"))
                 out.call(
                     f"{b.name}: cute.struct.Align[",
                     (f"cute.struct.MemRange[{kind}, {size}]", "1024"),

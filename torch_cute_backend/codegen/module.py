@@ -12,14 +12,14 @@ from torch_cute_backend.codegen.emit_sm100 import Sm100Emitter
 from torch_cute_backend.codegen.host_grouped import search_function
 from torch_cute_backend.codegen.host_sm90 import OFFSETS_NAME, Sm90Host
 from torch_cute_backend.codegen.host_sm100 import Sm100Host
-from torch_cute_backend.codegen.shapes import Shape, shapes_of
+from torch_cute_backend.codegen.shapes import SCALE_SYMBOLS, Shape, shapes_of
 from torch_cute_backend.codegen.source import KernelSource, TensorArg
 from torch_cute_backend.codegen.writer import Writer
-from torch_cute_backend.dtypes import INT32, DType
+from torch_cute_backend.dtypes import E8M0, INT32, DType
 from torch_cute_backend.epilogue.graph import InputKind
 from torch_cute_backend.errors import CodegenError
 from torch_cute_backend.ir.program import Program
-from torch_cute_backend.problem import GemmProblem, Major
+from torch_cute_backend.problem import SCALE_NAMES, GemmProblem, Major, scale_count
 from torch_cute_backend.schedule import GemmSchedule
 
 EMITTERS: dict[str, type[Emitter]] = {
@@ -92,8 +92,8 @@ def _print_kernel(
 def kernel_args(
     program: Program, problem: GemmProblem, schedule: GemmSchedule
 ) -> tuple[TensorArg, ...]:
-    """The entry point's tensors in call order: A, B, outputs, epilogue inputs, and the
-    ends of ragged groups."""
+    """The entry point's tensors in call order: A, B, outputs, block scales, epilogue
+    inputs, and the ends of ragged groups."""
     shapes = shapes_of(problem)
     args = [
         _operand("a", problem.a_dtype, shapes.a, problem.a_major),
@@ -116,6 +116,7 @@ def kernel_args(
         )
     if schedule.record != "none":
         args.append(TensorArg("walk_end", INT32, ("ctas",), 0, 1, 4, output=True))
+    args += _scale_args(problem)
     for entry in problem.epilogue.inputs:
         full = entry.kind is InputKind.FULL
         shape = shapes.of_input(entry.kind)
@@ -132,6 +133,15 @@ def kernel_args(
     if problem.has_offsets:
         args.append(TensorArg(OFFSETS_NAME, INT32, ("g",), 0, 1, INT32.bytes))
     return tuple(args)
+
+
+def _scale_args(problem: GemmProblem) -> list[TensorArg]:
+    """MXFP8's scales, as :func:`~problem.scale_count` lays them out."""
+    if not problem.block_scaled:
+        return []
+    tile = scale_count(1, 1)
+    symbols = zip(SCALE_NAMES, SCALE_SYMBOLS, strict=True)
+    return [TensorArg(name, E8M0, (size,), 0, tile) for name, size in symbols]
 
 
 def _operand(name: str, kind: DType, shape: Shape, major: Major) -> TensorArg:

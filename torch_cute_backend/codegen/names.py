@@ -47,7 +47,8 @@ def tma_atom(buffer: Buffer) -> str:
 
 def smem_layout(buffer: Buffer) -> str:
     """Parameter with the staged layout of shared buffer ``sA``: ``a_smem_layout``."""
-    return f"{operand(buffer.name.removeprefix('s')).lower()}_smem_layout"
+    bare = operand(buffer.name.removeprefix("s"))
+    return f"{re.sub(r'(?<=[a-z])(?=[A-Z])', '_', bare).lower()}_smem_layout"
 
 
 def registers(buffer: Buffer) -> str:

@@ -12,9 +12,17 @@ from dataclasses import dataclass
 
 from torch_cute_backend.epilogue.graph import InputKind
 from torch_cute_backend.ir.expr import Const, Expr
-from torch_cute_backend.problem import GemmProblem, Grouping
+from torch_cute_backend.problem import GemmProblem, Grouping, scale_count
 
 Shape = tuple[str, ...]
+SCALE_SYMBOLS = ("sa", "sb")
+"""How many block scales A and B have; see :func:`scale_sizes`."""
+
+
+def scale_sizes(m: int, n: int, k: int) -> dict[str, int]:
+    """Values of :data:`SCALE_SYMBOLS` for a GEMM of these sizes."""
+    counts = (scale_count(m, k), scale_count(n, k))
+    return dict(zip(SCALE_SYMBOLS, counts, strict=True))
 
 
 @dataclass(frozen=True)

@@ -144,6 +144,21 @@ class ZeroTail(Stmt):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScaleCopy(Stmt):
+    """Copy the current stage's block scales, of A and of B in ``sources``, to tensor
+    memory, where the MMAs of this k tile read them. The tensor core runs the copies
+    and the MMAs that one thread issues in order (PTX ISA, tcgen05.cp)."""
+
+    sources: tuple[Buffer, ...]
+    target: Buffer
+    pipeline: Pipeline
+
+    def effects(self) -> tuple[Effect, ...]:
+        reads = tuple(Read(b, Proxy.ASYNC) for b in self.sources)
+        return (*reads, Write(self.target, Proxy.ASYNC))
+
+
+@dataclass(frozen=True, kw_only=True)
 class AccumulatorClear(Stmt):
     """Zero a register accumulator."""
 
@@ -163,7 +178,8 @@ class Mma(Stmt):
     not fill. ``alternate``: a second accumulator; k tiles take turns, and each one's
     sum is added while the next one's wgmma runs (the last one's by :class:`MmaDrain`).
     ``product``: which part of a tensor-memory accumulator it is that holds one for
-    each product. ``more``: another product reads the same stage after it.
+    each product. ``more``: another product reads the same stage after it. ``scales``:
+    tensor memory with the k tile's block scales.
     """
 
     accumulator: Buffer
@@ -176,11 +192,17 @@ class Mma(Stmt):
     alternate: Buffer | None = None
     product: int = 0
     more: bool = False
+    scales: Buffer | None = None
 
     def effects(self) -> tuple[Effect, ...]:
         extra: tuple[Effect, ...] = ()
+        if self.scales is not None:
+            extra = (Read(self.scales, Proxy.ASYNC),)
         if self.padding is not None:
-            extra = (Read(self.padding, Proxy.ASYNC),)
+            extra = (
+                *extra,
+                Read(self.padding, Proxy.ASYNC),
+            )
         if self.accumulator.space is Space.RMEM:
             extra = (*extra, Issue(Queue.WGMMA))
         if self.promote is not None:

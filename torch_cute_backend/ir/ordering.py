@@ -167,7 +167,7 @@ class _Check:
 
     def _after_pipeline(self, x: Access, y: Access) -> bool:
         """Is bracketed ``x`` over when ``y``, behind its role's loop, runs?"""
-        pipeline = self._bracket(x)
+        pipeline = self._bracket(x) or self._committed(x)
         if pipeline is None or not y.site.section.after_loop:
             return False
         if end_of(pipeline, y.site.role) is End.PRODUCER:
@@ -176,6 +176,20 @@ class _Check:
         return end_of(pipeline, x.site.role) is End.PRODUCER and (
             end_of(pipeline, y.site.role) is End.CONSUMER
         )
+
+    def _committed(self, access: Access) -> Pipeline | None:
+        """The pipeline whose next commit waits for this tensor-memory access, whatever
+        buffer it is of: tcgen05.commit covers all tcgen05 operations that its thread
+        issued before, as the only thread of a role of one warp does."""
+        role = access.site.role
+        if role is None or role.warps != 1 or not _tensor_order(access):
+            return None
+        for pipeline in self.in_step:
+            commits = pipeline.kind is PipelineKind.UMMA_EPILOGUE
+            held = access.site.holds_pipeline(pipeline) is not None
+            if commits and held and end_of(pipeline, role) is End.PRODUCER:
+                return pipeline
+        return None
 
     # --- pairs of one role
 

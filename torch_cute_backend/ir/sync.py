@@ -100,24 +100,35 @@ class Fence(Stmt):
 
 @dataclass(frozen=True, kw_only=True)
 class TmemAlloc(Stmt):
-    """Allocate ``columns`` of tensor memory for ``buffer`` and publish the address."""
+    """Allocate ``columns`` of tensor memory for ``buffer``, and behind it ``more``, and
+    publish the address."""
 
     buffer: Buffer
     columns: int
+    more: tuple[Buffer, ...] = ()
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        return (self.buffer, *self.more)
 
     def effects(self) -> tuple[Effect, ...]:
-        return (Alloc(self.buffer),)
+        return tuple(Alloc(b) for b in self.buffers)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TmemFree(Stmt):
-    """Free the tensor memory of ``buffer``."""
+    """Free the tensor memory of ``buffer`` and ``more``."""
 
     buffer: Buffer
     columns: int
+    more: tuple[Buffer, ...] = ()
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        return (self.buffer, *self.more)
 
     def effects(self) -> tuple[Effect, ...]:
-        return (Free(self.buffer),)
+        return tuple(Free(b) for b in self.buffers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +223,8 @@ class PartitionTma(Stmt):
 @dataclass(frozen=True, kw_only=True)
 class PartitionMma(Stmt):
     """MMA fragments of staged A and B and the accumulator; ``more_b`` and
-    ``more_accumulators`` are those of further products."""
+    ``more_accumulators`` are those of further products. ``scales``: where block scales
+    go from ``staged_scales``, those of A and of B."""
 
     a: Buffer
     b: Buffer
@@ -221,6 +233,8 @@ class PartitionMma(Stmt):
     alternate: Buffer | None = None
     more_b: tuple[Buffer, ...] = ()
     more_accumulators: tuple[Buffer, ...] = ()
+    scales: Buffer | None = None
+    staged_scales: tuple[Buffer, ...] = ()
 
     def effects(self) -> tuple[Effect, ...]:
         return ()

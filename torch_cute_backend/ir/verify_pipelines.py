@@ -246,7 +246,7 @@ def _mine(body: Body, role: Role, outer: Role | None) -> Iterator[Stmt]:
 
 
 def _of(kind: type[T], statements: Iterable[Stmt], buffer: Buffer) -> list[T]:
-    return [s for s in statements if isinstance(s, kind) and s.buffer == buffer]
+    return [s for s in statements if isinstance(s, kind) and buffer in s.buffers]
 
 
 def _names(buffers: Counter[Buffer]) -> str:

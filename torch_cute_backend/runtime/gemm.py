@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torch_cute_backend.codegen.shapes import scale_sizes
 from torch_cute_backend.codegen.source import TensorArg
 from torch_cute_backend.errors import UserError
 from torch_cute_backend.runtime import device
@@ -59,7 +60,9 @@ def run(
         a: (M, K).
         b: (K, N), as ``torch.mm`` takes it; for a kernel of several products, one for
             each.
-        inputs: the epilogue's inputs, in graph order.
+        inputs: block scales of A and B if the kernel takes them (as
+            :func:`.block_scales.to_tiles` gives them), then the epilogue's inputs in
+            graph order.
         out: (M, N) tensors to write, in graph order, then the recorded walk if the
             schedule asks for it; allocated if not given.
         num_ctas: CTAs to launch at most; by default one an SM.
@@ -80,6 +83,8 @@ def run(
         sizes = {"m": m, "n": n, "ctas": 0}
         return tuple(out) if out is not None else allocate(build, sizes, a.device)
     if a.shape[1] == 0 and all(x.shape[0] == 0 for x in bs):
+        if build.problem.block_scaled:
+            raise UserError("a GEMM with block scales needs a K of at least one block")
         # An empty sum is 0, which a K of zeros gives too.
         a = a.new_zeros(m, K_PADDING)
         bs = tuple(x.new_zeros(n, K_PADDING).t() for x in bs)
@@ -108,7 +113,8 @@ def bind(
         UserError: as :func:`run`.
     """
     bs = _every(b)
-    sizes = {"m": a.shape[0], "n": bs[0].shape[1], "k": a.shape[1]}
+    m, n, k = a.shape[0], bs[0].shape[1], a.shape[1]
+    sizes = {"m": m, "n": n, "k": k, **scale_sizes(m, n, k)}
     rows = tuple(x.t() for x in bs)
     return arrange(build, a, rows, inputs, out, sizes, num_ctas)
 

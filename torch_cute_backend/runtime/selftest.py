@@ -18,8 +18,14 @@ from torch_cute_backend.arch import arch_spec
 from torch_cute_backend.dtypes import BFLOAT16
 from torch_cute_backend.epilogue.graph import EpilogueGraph, InputKind
 from torch_cute_backend.errors import CompileError, CuteBackendError
-from torch_cute_backend.problem import SCALE_INPUTS, GemmProblem, Grouping, Major
-from torch_cute_backend.runtime import selftest_grouped
+from torch_cute_backend.problem import (
+    SCALE_BLOCK,
+    SCALE_INPUTS,
+    GemmProblem,
+    Grouping,
+    Major,
+)
+from torch_cute_backend.runtime import block_scales, selftest_grouped
 from torch_cute_backend.runtime.pool import shared_pool
 from torch_cute_backend.runtime.worker import private_stdout
 from torch_cute_backend.schedule import GemmSchedule
@@ -41,11 +47,12 @@ def test_problem(request: dict[str, Any]) -> tuple[GemmProblem, GemmSchedule]:
     rows = schedule.tile_m * schedule.cluster_m * schedule.cta_group
     cols = schedule.tile_n * schedule.cluster_n
     step = 16 // min(kind.a_dtype.bytes, BFLOAT16.bytes)
+    tail = SCALE_BLOCK if kind.block_scaled else step
     problem = replace(
         kind,
         m=3 * rows - step,
         n=3 * cols - step,
-        k=schedule.tile_k * (schedule.ab_stages + 1) + step,
+        k=schedule.tile_k * (schedule.ab_stages + 1) + tail,
         epilogue=EpilogueGraph.linear(BFLOAT16, scale_a, scale_b),
         out_aligned=True,
         grouping=Grouping.NONE,
@@ -86,6 +93,10 @@ def operands(
     a, b = integers(problem.m, problem.k), integers(problem.k, problem.n)
     exact = a @ b
     scales = []
+    if problem.block_scaled:
+        tiles, factors = _block_scales(problem, generator)
+        exact = (a * factors[0]) @ (b * factors[1].t())
+        scales += [t.to(place) for t in tiles]
     for entry in problem.epilogue.inputs:
         size = {"row": problem.m, "col": problem.n}.get(entry.kind.value, 1)
         scale = 2.0 ** torch.randint(-1, 2, (size,), generator=generator).float()
@@ -97,6 +108,23 @@ def operands(
     a = _major(a, problem.a_major, Major.K).to(a_type)
     b = _major(b, problem.b_major, Major.MN).to(b_type)
     return [a.to(place), b.to(place), *scales], exact.to(torch.bfloat16).to(place)
+
+
+def _block_scales(
+    problem: GemmProblem, generator: torch.Generator
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Powers of two for A and B in tiles, and for each of their elements."""
+    import torch
+
+    tiles = []
+    for rows in (problem.m, problem.n):
+        shape = (rows, problem.k // SCALE_BLOCK)
+        exponents = torch.randint(126, 129, shape, generator=generator)
+        scales = exponents.to(torch.uint8).view(torch.float8_e8m0fnu)
+        tiles.append(block_scales.to_tiles(scales))
+    sizes = (problem.m, problem.n)
+    pairs = zip(tiles, sizes, strict=True)
+    return tiles, [block_scales.from_tiles(t, rows, problem.k) for t, rows in pairs]
 
 
 def _major(matrix: torch.Tensor, major: Major, row_major: Major) -> torch.Tensor:

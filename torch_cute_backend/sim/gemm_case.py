@@ -17,7 +17,13 @@ import torch
 from torch_cute_backend.build import KernelBuild
 from torch_cute_backend.epilogue.graph import EpilogueGraph, InputKind
 from torch_cute_backend.epilogue.ops import op_class
-from torch_cute_backend.problem import GemmProblem, Major
+from torch_cute_backend.problem import (
+    SCALE_BLOCK,
+    SCALE_NAMES,
+    GemmProblem,
+    Major,
+)
+from torch_cute_backend.runtime import block_scales
 
 
 @dataclass
@@ -126,6 +132,8 @@ def make(
     for i in range(1, graph.products):
         kind = getattr(torch, problem.b_dtype.name)
         named[f"b{i}"] = _matrix(n, k, problem.b_major, kind, draw)
+    if problem.block_scaled:
+        named |= _block_scales(m, n, k, draw)
     for entry in graph.inputs:
         named[entry.name] = _input(
             entry.kind, m, n, getattr(torch, entry.dtype.name), draw
@@ -151,6 +159,16 @@ def make(
     return found
 
 
+def _block_scales(m: int, n: int, k: int, draw: Draw) -> dict[str, torch.Tensor]:
+    """Powers of two from a half to two, another one for each row and block."""
+    found = {}
+    for name, rows in zip(SCALE_NAMES, (m, n), strict=True):
+        exponents = draw.integers(126, 129, (rows, -(-k // SCALE_BLOCK)))
+        bits = exponents.to(torch.uint8).view(torch.float8_e8m0fnu)
+        found[name] = block_scales.to_tiles(bits)
+    return found
+
+
 def walk_ends(build: KernelBuild, m: int, n: int, num_ctas: int) -> torch.Tensor:
     """The first work tile beyond the last that each CTA would take."""
     s = build.schedule
@@ -173,6 +191,17 @@ def _input(
     return values.to(dtype)
 
 
+def _product(named: dict[str, torch.Tensor], b: str) -> torch.Tensor:
+    """A with one of the Bs, in fp32; tiles of block scales are applied first."""
+    operands = []
+    for operand, scale in zip((named["a"], named[b]), SCALE_NAMES, strict=True):
+        values, tiles = operand.float(), named.get(scale)
+        if tiles is not None and tiles.dtype == torch.float8_e8m0fnu:
+            values = values * block_scales.from_tiles(tiles, *values.shape)
+        operands.append(values)
+    return operands[0] @ operands[1].t()
+
+
 def evaluate(
     graph: EpilogueGraph, named: dict[str, torch.Tensor]
 ) -> list[torch.Tensor]:
@@ -181,8 +210,7 @@ def evaluate(
     values: list[torch.Tensor] = []
     for node in graph.nodes:
         if node.op == "acc":
-            b = named[f"b{node.attr or ''}"]
-            value = named["a"].float() @ b.float().t()
+            value = _product(named, f"b{node.attr or ''}")
         elif node.op == "const":
             value = torch.tensor(float(node.attr or 0.0), dtype=torch.float32)
         elif node.op == "round":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from torch_cute_backend.arch import sm90, sm100
-from torch_cute_backend.dtypes import INT32
+from torch_cute_backend.dtypes import E8M0, INT32
 from torch_cute_backend.ir.values import (
     Buffer,
     NamedBarrier,
@@ -14,7 +14,12 @@ from torch_cute_backend.ir.values import (
     Role,
     Space,
 )
-from torch_cute_backend.problem import Accum, GemmProblem
+from torch_cute_backend.problem import (
+    SCALE_BLOCK,
+    SCALE_NAMES,
+    Accum,
+    GemmProblem,
+)
 from torch_cute_backend.schedule import GemmSchedule
 
 OFFSETS = Buffer("offsets", Space.GMEM, "int32")
@@ -38,6 +43,26 @@ class Product:
     registers_acc: Buffer
     promote: Buffer | None = None
     part: int = 0
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Block scales of A and B: the tensors, staged, and in tensor memory for one k
+    tile."""
+
+    a: Buffer
+    b: Buffer
+    s_a: Buffer
+    s_b: Buffer
+    tmem: Buffer
+
+    @property
+    def staged(self) -> tuple[Buffer, ...]:
+        return (self.s_a, self.s_b)
+
+    @property
+    def tensors(self) -> tuple[Buffer, ...]:
+        return (self.a, self.b)
 
 
 @dataclass(frozen=True)
@@ -76,6 +101,7 @@ class DenseResources:
     more: tuple[Product, ...] = ()
     walk_end: Buffer | None = None
     offsets: Buffer | None = None
+    scales: Scales | None = None
 
     @property
     def products(self) -> tuple[Product, ...]:
@@ -98,12 +124,19 @@ class DenseResources:
     @property
     def shared(self) -> tuple[Buffer, ...]:
         staged = () if self.staging is None else (self.staging,)
-        return (self.s_a, *(p.s_b for p in self.products), *staged)
+        scales = () if self.scales is None else self.scales.staged
+        return (self.s_a, *(p.s_b for p in self.products), *scales, *staged)
 
     @property
     def tma_tensors(self) -> tuple[Buffer, ...]:
         stored = () if self.staging is None else (self.outputs[0],)
-        return (self.a, *(p.b for p in self.products), *stored)
+        return (*self.loaded, *stored)
+
+    @property
+    def loaded(self) -> tuple[Buffer, ...]:
+        """Tensors that TMA loads from."""
+        scales = () if self.scales is None else self.scales.tensors
+        return (self.a, *(p.b for p in self.products), *scales)
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
@@ -111,9 +144,10 @@ class DenseResources:
         promoted = (p.promote for p in products)
         scalars = (self.offsets, self.walk_end)
         optional = (*scalars, *promoted, self.alternate, self.padding, self.tmem)
+        scales = () if self.scales is None else (self.scales.tmem,)
         everything = (
-            self.a,
-            *(p.b for p in products),
+            *self.loaded,
+            *scales,
             *self.inputs,
             *self.outputs,
             *self.shared,
@@ -158,7 +192,28 @@ def _stage_bytes(problem: GemmProblem, s: GemmSchedule) -> int:
     """What TMA brings to one full barrier: the leader's counts both CTAs of a pair."""
     a = s.tile_m * s.cta_group * problem.a_dtype.bytes
     b = s.tile_n * problem.b_dtype.bytes * problem.epilogue.products
-    return (a + b) * s.tile_k
+    stage = (a + b) * s.tile_k
+    if problem.block_scaled:
+        stage += (s.tile_m + s.tile_n) * s.tile_k // SCALE_BLOCK
+    return stage
+
+
+def _scales(problem: GemmProblem, s: GemmSchedule) -> Scales | None:
+    """A scale for each row of a tile and each block of its K."""
+    if not problem.block_scaled:
+        return None
+    kind, blocks = E8M0.name, s.tile_k // SCALE_BLOCK
+
+    def staged(name: str, rows: int) -> Buffer:
+        return Buffer(name, Space.SMEM, kind, (rows, blocks), s.ab_stages)
+
+    return Scales(
+        a=Buffer(SCALE_NAMES[0], Space.GMEM, kind),
+        b=Buffer(SCALE_NAMES[1], Space.GMEM, kind),
+        s_a=staged("sScaleA", s.tile_m),
+        s_b=staged("sScaleB", s.tile_n),
+        tmem=Buffer("tScales", Space.TMEM, kind, (s.tile_m + s.tile_n, blocks)),
+    )
 
 
 def _walk_end(s: GemmSchedule) -> Buffer | None:
@@ -296,12 +351,16 @@ def resources_sm100(problem: GemmProblem, s: GemmSchedule) -> DenseResources:
         )
         for i in range(1, products)
     )
+    scales = _scales(problem, s)
     ab = Pipeline(
         name="ab",
         kind=PipelineKind.TMA_UMMA,
         producer=load.name,
         consumer=mma.name,
-        carries=(s_a, s_b, *(p.s_b for p in more)),
+        carries=(
+            *(s_a, s_b, *(p.s_b for p in more)),
+            *(() if scales is None else scales.staged),
+        ),
         stages=s.ab_stages,
         tx_bytes=_stage_bytes(problem, s),
         producer_arrivals=1,
@@ -340,7 +399,8 @@ def resources_sm100(problem: GemmProblem, s: GemmSchedule) -> DenseResources:
             "epi_barrier", EPILOGUE_BARRIER_ID, epilogue.threads, (epilogue.name,)
         ),
         tmem=acc,
-        tmem_columns=sm100.tmem_columns(s, products),
+        tmem_columns=sm100.tmem_columns(problem, s),
+        scales=scales,
         more=more,
         walk_end=_walk_end(s),
     )

@@ -15,6 +15,7 @@ from torch_cute_backend.ir.dataflow import (
     ProducerAcquire,
     ProducerCommit,
     ProducerTail,
+    ScaleCopy,
     SkipStages,
     TmaLoad,
     TmaStoreWait,
@@ -43,7 +44,7 @@ from torch_cute_backend.ir.sync import (
     TmemFree,
     ZeroPadding,
 )
-from torch_cute_backend.ir.values import L2Policy, Role
+from torch_cute_backend.ir.values import Buffer, L2Policy, Role
 from torch_cute_backend.problem import GemmProblem
 from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.schedulers import SCHEDULERS, TileScheduler
@@ -63,14 +64,18 @@ def prologue(res: DenseResources, schedule: GemmSchedule) -> Body:
         InitPipelines(pipelines=res.pipelines),
     ]
     if res.tmem is not None:
-        shared.append(TmemAlloc(buffer=res.tmem, columns=res.tmem_columns))
+        shared.append(
+            TmemAlloc(
+                buffer=res.tmem, columns=res.tmem_columns, more=_scales_in_tmem(res)
+            )
+        )
     shared.append(InitSync(cluster=schedule.cluster_size > 1))
     if schedule.launch == "dependent":
         # The next kernel may start at once: it waits for all of this one.
         shared += [PdlWait(), PdlLaunch()]
     load, mma, epilogue = res.load, res.mma, res.epilogue
     own: list[Stmt] = [
-        PartitionTma(role=load, buffers=(res.a, *(p.b for p in res.products))),
+        PartitionTma(role=load, buffers=res.loaded),
         PipelineStates(role=load, pipelines=(res.ab,)),
         _partition_mma(res),
         PipelineStates(
@@ -116,7 +121,13 @@ def _partition_mma(res: DenseResources) -> Stmt:
         alternate=res.alternate,
         more_b=tuple(p.s_b for p in res.more),
         more_accumulators=tuple(accumulators) if registers else (),
+        scales=None if res.scales is None else res.scales.tmem,
+        staged_scales=() if res.scales is None else res.scales.staged,
     )
+
+
+def _scales_in_tmem(res: DenseResources) -> tuple[Buffer, ...]:
+    return () if res.scales is None else (res.scales.tmem,)
 
 
 def _padding(res: DenseResources) -> Body:
@@ -178,8 +189,35 @@ def _load(res: DenseResources, schedule: GemmSchedule, tile: WorkTile) -> Body:
                     )
                     for product in res.products
                 ),
+                *_load_scales(res, tile),
                 ProducerCommit(role=role, pipeline=res.ab),
             ),
+        ),
+    )
+
+
+def _load_scales(res: DenseResources, tile: WorkTile) -> Body:
+    """The block scales of the stage's A and B, at the same boxes."""
+    if res.scales is None:
+        return ()
+    triples = zip(res.scales.tensors, res.scales.staged, (tile.a, tile.b), strict=True)
+    return tuple(
+        TmaLoad(
+            role=res.load, source=source, target=target, pipeline=res.ab, coords=coords
+        )
+        for source, target, coords in triples
+    )
+
+
+def _copy_scales(res: DenseResources) -> Body:
+    if res.scales is None:
+        return ()
+    return (
+        ScaleCopy(
+            role=res.mma,
+            sources=res.scales.staged,
+            target=res.scales.tmem,
+            pipeline=res.ab,
         ),
     )
 
@@ -196,6 +234,7 @@ def _mma(res: DenseResources, tile: WorkTile) -> Body:
         body=(
             ConsumerWait(role=role, pipeline=res.ab),
             *tile.before_mma,
+            *_copy_scales(res),
             *(
                 Mma(
                     role=role,
@@ -209,6 +248,7 @@ def _mma(res: DenseResources, tile: WorkTile) -> Body:
                     product=product.part,
                     alternate=res.alternate,
                     more=product != res.products[-1],
+                    scales=None if res.scales is None else res.scales.tmem,
                 )
                 for product in res.products
             ),
@@ -313,7 +353,12 @@ def post(res: DenseResources) -> Body:
         # only they read them, so their own barrier suffices.
         statements.append(NamedBarrierSync(role=res.epilogue, barrier=res.epi_barrier))
         statements.append(
-            TmemFree(role=res.epilogue, buffer=res.tmem, columns=res.tmem_columns)
+            TmemFree(
+                role=res.epilogue,
+                buffer=res.tmem,
+                columns=res.tmem_columns,
+                more=_scales_in_tmem(res),
+            )
         )
     if res.walk_end is not None:
         # Reads the work tile that the shared loop leaves behind.

@@ -35,7 +35,7 @@ def choose(problem: GemmProblem, arch: ArchSpec) -> ScheduleChoice | Status:
     found = candidates(problem, arch, limit=1)
     if found:
         return found[0]
-    status = problem.validate()
+    status = problem.validate() & arch.check_problem(problem)
     if not status:
         return status
     return Status.no(f"no schedule of {arch.name} fits {problem.describe()}")
@@ -45,7 +45,7 @@ def candidates(
     problem: GemmProblem, arch: ArchSpec, limit: int = 4
 ) -> tuple[ScheduleChoice, ...]:
     """At most ``limit`` different valid schedules, most trusted first."""
-    if not problem.validate():
+    if not problem.validate() & arch.check_problem(problem):
         return ()
     found: list[ScheduleChoice] = []
     for row, exact in _rows(problem, arch):
