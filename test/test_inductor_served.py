@@ -78,7 +78,7 @@ class TestSpec(TestCase):
             "",
             "[]",
             "{}",
-            good.replace('"format":2', '"format":99'),
+            good.replace('"format":3', '"format":99'),
             good.replace('"op":"scaled_mm",', ""),
             good.replace('"float8_e4m3fn"', '"float9"', 1),
             good.replace('"tile_m"', '"tile_q"'),
@@ -108,7 +108,7 @@ class TestServed(TestCase):
         spec = spec_of((64, None))
         gemm, calls = self.load(spec)
         a, b = torch.empty(64, 8), torch.empty(16, 8)
-        gemm.run(a, b, stream=7)
+        gemm.run(a, b, gemm.ctas)
         ((sha, args),) = calls
         self.assertEqual(sha, spec.variants[0].sha256)
         self.assertIs(args[0], a)
@@ -119,10 +119,18 @@ class TestServed(TestCase):
         spec = spec_of((64, 64), (256, 256), (4096, None))
         gemm, calls = self.load(spec)
         for m in (1, 64, 65, 256, 257, 10**6):
-            gemm.run(torch.empty(m, 0), stream=0)
+            gemm.run(torch.empty(m, 0), gemm.ctas)
         first, second, last = (v.sha256 for v in spec.variants)
         wanted = [first, first, second, second, last, last]
         self.assertEqual([sha for sha, _ in calls], wanted)
+
+    def test_each_variant_has_its_own_count_of_ctas(self) -> None:
+        seen: list[Any] = []
+        kernels = [lambda *args, i=i: seen.append((i, args[-1])) for i in range(3)]
+        run = served._by_m(kernels, [64, 256], [132, 130, 132])
+        for m in (64, 65, 257):
+            run(torch.empty(m, 0), 132)
+        self.assertEqual(seen, [(0, 132), (1, 130), (2, 132)])
 
     def test_kernel_of_another_version_is_refused(self) -> None:
         spec = spec_of((64, None))
@@ -261,7 +269,7 @@ class TestRealKernel(TestCase):
         with self.assertRaisesRegex(
             (ValueError, TypeError), "(?i)cuda|device|mismatch"
         ):
-            gemm.run(*tensors, stream=0)
+            gemm.run(*tensors, gemm.ctas)
         self.assertEqual(build.source.args[0].dtype, E4M3)
         self.assertEqual(build.source.args[-1].dtype, BFLOAT16)
         self.assertIn(FLOAT32, [arg.dtype for arg in build.source.args])

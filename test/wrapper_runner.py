@@ -31,8 +31,12 @@ class ReferenceGemm:
     def __init__(self, text: str, device_index: int) -> None:
         self.spec = KernelSpec.from_json(text)
         self.launched: list[str] = []
+        self.ctas = 132
 
-    def run(self, *tensors: torch.Tensor, stream: int) -> None:
+    def run(self, *arguments: Any) -> None:
+        *tensors, ctas = arguments
+        if ctas != self.ctas:
+            raise AssertionError(f"launched on {ctas} CTAs")
         m = tensors[0].shape[0]
         variant = next(
             v for v in self.spec.variants if v.up_to_m is None or m <= v.up_to_m

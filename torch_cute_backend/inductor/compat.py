@@ -171,11 +171,6 @@ def mark_compiled(source: str) -> None:
     CompiledTritonKernels.save(source, LambdaFuture(lambda: None, future=done))
 
 
-def raw_stream(device_index: int) -> str:
-    """Name of the wrapper variable that holds the current raw stream."""
-    return str(V.graph.wrapper_code.write_get_raw_stream(device_index, V.graph.name))
-
-
 def shape_text(sizes: Iterable[sympy.Expr | int]) -> str:
     """Sizes or strides as text of the generated wrapper, ``(64, s0)``."""
     return str(V.graph.wrapper_code.codegen_python_shape_tuple(tuple(sizes)))

@@ -145,12 +145,10 @@ class CuteTemplates(BaseScheduling):  # type: ignore[misc]
     def _emit(self, plan: Plan, nodes: Sequence[Any]) -> None:
         """Write definition and call of the kernel into the wrapper."""
         wrapper = V.graph.wrapper_code
-        target = plan.candidate.target
         name = _define(plan, nodes)
         self._comment(nodes, name)
-        stream = target.stream()
         arguments = ", ".join(view.text() for view in plan.views)
-        wrapper.writeline(f"{name}.run({arguments}, stream={stream})")
+        wrapper.writeline(f"{name}.run({arguments}, {name}.ctas)")
 
     def _comment(self, nodes: Sequence[Any], name: str) -> None:
         """Tell Inductor's provenance tracing which nodes the call stands for."""

@@ -24,16 +24,17 @@ SIMULATOR = "simulator"
 class Gemm:
     """All variants of one GEMM, loaded.
 
-    ``run(a, b, *outputs, *inputs, stream=...)`` launches on torch's current stream of
-    the tensors' device; ``stream`` is taken for Inductor's calling convention, whose
-    stream it is. M must not be 0.
+    ``run(a, b, *outputs, *inputs, ctas)`` launches on torch's current stream of the
+    tensors' device, which is the stream that Inductor's wrapper would name. M must not
+    be 0. Of one variant, ``run`` is the kernel's own entry: no Python is in between.
     """
 
-    __slots__ = ("run", "spec")
+    __slots__ = ("ctas", "run", "spec")
 
-    def __init__(self, spec: KernelSpec, run: Callable[..., Any]) -> None:
+    def __init__(self, spec: KernelSpec, run: Callable[..., Any], ctas: int) -> None:
         self.spec = spec
         self.run = run
+        self.ctas = ctas
 
 
 def load_gemm(text: str, place: int | str) -> Gemm:
@@ -50,11 +51,12 @@ def load_gemm(text: str, place: int | str) -> Gemm:
     with phases.span("wrapper's kernels", spec.problem.describe()):
         kernels, ctas = _kernels(spec, place)
     if len(kernels) == 1:
-        return Gemm(spec, _single(kernels[0], ctas[0]))
+        return Gemm(spec, kernels[0], ctas[0])
     limits = [v.up_to_m for v in spec.variants[:-1]]
     if any(limit is None for limit in limits):
         raise CacheError("kernel spec: a variant but the last one has no limit of M")
-    return Gemm(spec, _by_m(kernels, [int(x or 0) for x in limits], ctas))
+    run = _by_m(kernels, [int(x or 0) for x in limits], ctas)
+    return Gemm(spec, run, ctas[-1])
 
 
 def _kernels(
@@ -86,25 +88,32 @@ def rebuild(spec: KernelSpec, variant: Variant) -> KernelBuild:
     )
 
 
-def _single(kernel: Callable[..., Any], ctas: int) -> Callable[..., Any]:
-    def run(*tensors: Any, stream: int) -> None:
-        kernel(*tensors, ctas)
+def _by_m(
+    kernels: list[Callable[..., Any]], limits: list[int], ctas: list[int]
+) -> Callable[..., Any]:
+    """A function that launches the variant for the M of its first tensor. Its last
+    argument is the last variant's count of CTAs."""
+    *others, last = [
+        kernel if count == ctas[-1] else _on(kernel, count)
+        for kernel, count in zip(kernels, ctas, strict=True)
+    ]
+    bounded = tuple(zip(limits, others, strict=True))
+
+    def run(*arguments: Any) -> None:
+        m = arguments[0].size(-2)
+        for limit, kernel in bounded:
+            if m <= limit:
+                kernel(*arguments)
+                return
+        last(*arguments)
 
     return run
 
 
-def _by_m(
-    kernels: list[Callable[..., Any]], limits: list[int], ctas: list[int]
-) -> Callable[..., Any]:
-    bounded = list(zip(kernels[:-1], limits, ctas[:-1], strict=True))
-    last, last_ctas = kernels[-1], ctas[-1]
+def _on(kernel: Callable[..., Any], ctas: int) -> Callable[..., Any]:
+    """``kernel`` with a CTA count of its own in place of its last argument."""
 
-    def run(*tensors: Any, stream: int) -> None:
-        m = tensors[0].shape[-2]
-        for kernel, limit, count in bounded:
-            if m <= limit:
-                kernel(*tensors, count)
-                return
-        last(*tensors, last_ctas)
+    def run(*arguments: Any) -> None:
+        kernel(*arguments[:-1], ctas)
 
     return run

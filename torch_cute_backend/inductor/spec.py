@@ -15,7 +15,7 @@ from torch_cute_backend.errors import CacheError, CuteBackendError
 from torch_cute_backend.problem import GemmProblem
 from torch_cute_backend.schedule import GemmSchedule
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)

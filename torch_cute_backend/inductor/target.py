@@ -47,9 +47,6 @@ class Target(Protocol):
     def compiled(self, sources: Sequence[KernelSource]) -> list[Status]:
         """Compile; for each source ok, or why not."""
 
-    def stream(self) -> str:
-        """The wrapper's expression for the stream to launch on."""
-
 
 @dataclass(frozen=True)
 class Gpu:
@@ -81,9 +78,6 @@ class Gpu:
     def compiled(self, sources: Sequence[KernelSource]) -> list[Status]:
         return timing.compiled(sources)
 
-    def stream(self) -> str:
-        return compat.raw_stream(self.index)
-
 
 @dataclass(frozen=True)
 class Simulator:
@@ -110,9 +104,6 @@ class Simulator:
     def compiled(self, sources: Sequence[KernelSource]) -> list[Status]:
         """The simulator compiles at the first launch; a failure there is an error."""
         return [Status.ok()] * len(sources)
-
-    def stream(self) -> str:
-        return "None"
 
 
 def target_of(place: torch.device | None) -> Target | Status:
