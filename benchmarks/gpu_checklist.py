@@ -163,6 +163,14 @@ STEPS = (
         200,
     ),
     Step(
+        "pick_time",
+        "-m torch_cute_backend bench pick-time --out {out}/pick-time.jsonl"
+        " --budget 280",
+        "first result in 8 s: lighter compiler processes, one kernel where settled",
+        150,
+        300,
+    ),
+    Step(
         "bench_host",
         "-m torch_cute_backend bench host --out {out}/host.jsonl",
         "host time of a launch over a bare one",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import torch
@@ -14,12 +15,14 @@ from torch.testing._internal.common_utils import TestCase, run_tests
 from torch_cute_backend import config
 from torch_cute_backend.arch import arch_spec
 from torch_cute_backend.bench.cases import problem_of
+from torch_cute_backend.build import build_kernel
 from torch_cute_backend.inductor import choice, early, timing
 from torch_cute_backend.inductor.cachekey import PluginPass
 from torch_cute_backend.problem import Grouping
 from torch_cute_backend.runtime import device
 from torch_cute_backend.runtime.validated import KernelClass
 from torch_cute_backend.schedule import GemmSchedule
+from torch_cute_backend.tuning import lookup
 
 
 def graph(target: object) -> torch.fx.GraphModule:
@@ -27,6 +30,32 @@ def graph(target: object) -> torch.fx.GraphModule:
     x = built.placeholder("x")
     built.output(built.call_function(target, (x, x)))
     return torch.fx.GraphModule(torch.nn.Module(), built)
+
+
+class TestFewer(TestCase):
+    """How many kernels a GEMM is offered: each one is compiled."""
+
+    def offered(self, problem) -> int:
+        request = SimpleNamespace(problem=problem, device=None)
+        spec = arch_spec("sm_90a")
+        target = SimpleNamespace(arch=spec, name="sm_90a")
+
+        def build(request, target, arch, schedule):
+            return build_kernel(request.problem, schedule, arch)
+
+        with (
+            mock.patch.object(choice, "target_of", return_value=target),
+            mock.patch.object(choice, "_checked_build", side_effect=build),
+        ):
+            found = choice.build_candidates(request)
+        self.assertEqual(found[0].choice, lookup.choose(problem, spec))
+        return len(found)
+
+    def test_one_where_the_table_settles_it(self):
+        self.assertEqual(self.offered(problem_of("fp8", (16, 4096, 4096))), 1)
+
+    def test_four_where_it_does_not(self):
+        self.assertEqual(self.offered(problem_of("fp8", (16, 4096, 4112))), 4)
 
 
 GEMM = graph(torch.ops.aten.mm.default)

@@ -232,6 +232,14 @@ class TestPool(RuntimeTestCase):
         with self.assertRaisesRegex(CompileError, "no_such_module"):
             pool.compile_isolated(bad)
 
+    def test_child_does_not_load_torch(self):
+        child = pool.WorkerProcess()
+        self.addCleanup(child.kill)
+        child.call({"ready": True}, timeout_s=60)
+        loaded = Path(f"/proc/{child._process.pid}/maps").read_text(encoding="utf-8")
+        self.assertIn("libtvm_ffi", loaded)
+        self.assertNotIn("libtorch", loaded)
+
     def test_child_sees_no_gpu_and_no_plugin(self):
         environ = pool.child_environ()
         self.assertEqual(environ["CUDA_VISIBLE_DEVICES"], "")

@@ -138,6 +138,26 @@ class TestChoose(TestCase):
         )
 
 
+class TestSettled(TestCase):
+    """Which rows are offered without others of ours beside them."""
+
+    def settled(self, problem, margin=0.2, schedule=S, kind="measured"):
+        how = (("kind", kind), ("margin", margin))
+        exact = fp8(64, 5120, 5120)
+        with with_rows(TableRow("row", RowKey.of(exact), schedule, how)):
+            return [c.settled for c in lookup.candidates(problem, SM90)]
+
+    def test_a_measured_row_with_margin_and_nothing_else(self):
+        problem = fp8(64, 5120, 5120)
+        self.assertEqual(self.settled(problem), [True, False, False, False])
+        self.assertFalse(any(self.settled(problem, margin=0.04)))
+        self.assertFalse(any(self.settled(problem, kind="model")))
+        self.assertFalse(any(self.settled(fp8(64, 5120, 4096))))
+
+    def test_a_row_that_had_to_be_changed_is_not_settled(self):
+        self.assertFalse(any(self.settled(fp8(64, 5120, 5120, out_aligned=False))))
+
+
 OUTPUTS = {
     "fp32": {"out": FLOAT32},
     "fp16": {"out": FLOAT16},

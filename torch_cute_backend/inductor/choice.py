@@ -246,7 +246,8 @@ def _layout(request: GemmRequest, choices: Sequence[Any]) -> ir.Layout | Status:
 
 
 def build_candidates(request: GemmRequest) -> list[Candidate] | Status:
-    """At most four built kernels for a request, the most trusted first."""
+    """At most four built kernels for a request, the most trusted first; one where the
+    table has settled it."""
     target = target_of(request.device)
     if isinstance(target, Status):
         return target
@@ -260,6 +261,8 @@ def build_candidates(request: GemmRequest) -> list[Candidate] | Status:
         result = _checked_build(request, target, arch, choice.schedule)
         if isinstance(result, KernelBuild):
             built.append(Candidate(request, target, arch, choice, result))
+            if found.settled:
+                break
         else:
             refused = refused & result
     if built:

@@ -15,6 +15,8 @@ from torch_cute_backend.tuning.table import RowKey, TableRow, table
 
 NEAREST_MAX_DISTANCE = 1.5
 """A row further away than this, in octaves of M, N and K, says nothing of a shape."""
+CLEAR_MARGIN = 0.05
+"""Lead over the best peer: beyond what runs of one GPU model differ by (2 to 3 %)."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,16 @@ class ScheduleChoice:
     schedule: GemmSchedule
     source: str
     row: TableRow | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Is it an exact row as measured, ahead of every peer by :data:`CLEAR_MARGIN`?
+        Then timing more of our schedules beside it only costs compiling them."""
+        if self.source != "pretuned-exact" or self.row is None:
+            return False
+        how = dict(self.row.provenance)
+        measured = how["kind"] == "measured" and how["margin"] >= CLEAR_MARGIN
+        return bool(measured and self.schedule == self.row.schedule)
 
 
 def choose(problem: GemmProblem, arch: ArchSpec) -> ScheduleChoice | Status:
