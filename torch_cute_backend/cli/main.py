@@ -160,5 +160,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader went away (``| head``); a second complaint at exit helps nobody.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        # A file that the user named, or a full disk: a stack would explain nothing.
+        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         return 130

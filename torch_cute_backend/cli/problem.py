@@ -111,7 +111,9 @@ def problem_from(args: argparse.Namespace) -> GemmProblem:
     scaling = args.scaling or ("rowwise" if scaled else "none")
     if scaled == (scaling == "none"):
         raise UserError(f"--scaling {scaling} does not go with {args.op}")
-    kind = _dtype(args.dtype) if args.dtype else (E4M3 if scaled else BFLOAT16)
+    kind = E4M3 if scaled else BFLOAT16
+    if args.dtype is not None:
+        kind = _dtype(args.dtype)
     out = _dtype(args.out_dtype)
     scale_a, scale_b = SCALE_INPUTS[scaling]
     bias = None

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 COLUMNS = ("instructions", "bar.sync", "shfl", "try_wait", "arrive", "tma", "mma")
 """Counts shown in the text report; ``--json`` has all of them."""
+MAX_ELEMENTS = 2**30
+"""Of A, B and the output together: more fill the memory and would run for days."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -148,6 +150,9 @@ def _operands(build: KernelBuild, num_ctas: int) -> Operands:
     from torch_cute_backend.sim import gemm_case, grouped_case
 
     p = build.problem
+    elements = p.groups * (p.m * p.k + p.n * p.k + p.m * p.n)
+    if elements > MAX_ELEMENTS:
+        raise UserError(f"{elements} elements are too many to simulate")
     if not p.is_grouped:
         return gemm_case.make(build, p.m, p.n, p.k, num_ctas=num_ctas)
     sizes = {Grouping.M: p.m, Grouping.N: p.n, Grouping.K: p.k}

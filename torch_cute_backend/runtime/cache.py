@@ -195,6 +195,8 @@ class KernelCache:
 
     def _keys(self) -> list[str]:
         if not files.is_folder(self._entries):
+            if self.root.exists() and not self.root.is_dir():
+                raise CacheError(f"cache folder {self.root} is not a folder")
             return []
         self._check_folder()
         return sorted(p.name for p in self._entries.iterdir())
