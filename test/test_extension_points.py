@@ -4,17 +4,19 @@ touching the package, and is seen to take effect in the kernels."""
 from __future__ import annotations
 
 import ast
+import io
 import json
 import math
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import Any, ClassVar
 from unittest import mock
 
+import grouped_kernel_cases as grouped_cases
 import torch
 from build_helper import build, fp8, mm
 from torch.testing._internal.common_utils import TestCase, run_tests
@@ -22,16 +24,22 @@ from torch.testing._internal.common_utils import TestCase, run_tests
 from torch_cute_backend import passes
 from torch_cute_backend.arch import ARCHS, SM90, SM100, arch_for_capability, arch_spec
 from torch_cute_backend.build import build_kernel
+from torch_cute_backend.cli.main import main
 from torch_cute_backend.dtypes import BFLOAT16, DTYPES, DType, dtype
 from torch_cute_backend.epilogue.graph import EpilogueBuilder
 from torch_cute_backend.epilogue.ops import OPS, EpilogueOp
 from torch_cute_backend.ir.expr import BinOp, Const, Expr, Param, Ref
+from torch_cute_backend.ir.ops import Body
 from torch_cute_backend.ir.program import Program
+from torch_cute_backend.ir.structure import Let
 from torch_cute_backend.ir.values import SchedulerKind, Var
 from torch_cute_backend.passes.base import Pass, PassContext, PassResult
 from torch_cute_backend.runtime.compile import compile_kernel
 from torch_cute_backend.schedule import GemmSchedule
-from torch_cute_backend.schedulers import SCHEDULERS, TileScheduler
+from torch_cute_backend.schedulers import SCHEDULERS, GroupedStatic, TileScheduler
+from torch_cute_backend.sim import grouped_case
+from torch_cute_backend.sim.child import SimChild
+from torch_cute_backend.status import Status
 from torch_cute_backend.tuning import lookup, model
 from torch_cute_backend.tuning import table as tables
 
@@ -223,6 +231,69 @@ class TestTileScheduler(TestCase):
         found = self.tiles(text, tiles_m=3, tiles_n=2, clusters=4)
         every = [(m, n) for n in range(2) for m in range(3)]
         self.assertEqual(found, [every[i] for i in (0, 4, 1, 5, 2, 3)])
+
+    def explained(self, *arguments: str) -> tuple[int, str]:
+        """Exit status and text of ``explain``."""
+        out = io.StringIO()
+        with redirect_stdout(out), redirect_stderr(out):
+            status = main(["explain", *arguments])
+        return status, out.getvalue()
+
+    def test_one_that_claims_its_work_is_refused(self):
+        """No role may walk its tiles again; without partitioning it may run."""
+        sizes = ("--m", "64", "--n", "64", "--k", "128", "--arch", "sm_90a")
+        with registered(SCHEDULERS):
+
+            class Claiming(TileScheduler):
+                name = "claiming"
+                kind = SchedulerKind.CLC_PERSISTENT
+
+            schedule = replace(S90, scheduler="claiming")
+            refused = build_kernel(fp8(), schedule, SM90)
+            kept = build_kernel(fp8(), replace(schedule, shared_loop="keep"), SM90)
+            _, text = self.explained("scaled_mm", *sizes, "--scheduler", "claiming")
+        self.assertIsInstance(refused, Status)
+        self.assertIsInstance(kept, Status)
+        self.assertIn("tiles cannot be walked once a role", str(refused))
+        self.assertRegex(text, "no kernel: .*tiles cannot be walked once a role")
+
+    def test_one_that_computes_its_step_is_kept(self):
+        """Rule ``scheduler``: that a step is the same in every walk is known only of
+        launch parameters. The kept kernel is right."""
+        stride = Var("stride")
+        sizes = ("--m", "300", "--n", "136", "--k", "200", "--groups", "6")
+        with registered(SCHEDULERS):
+
+            class ComputedStep(GroupedStatic):
+                name = "computed_step"
+
+                def step(self) -> Expr:
+                    return Ref(stride)
+
+                def find_group(self, *args: Any, **kwargs: Any) -> Body:
+                    found = super().find_group(*args, **kwargs)
+                    return (*found, Let(var=stride, value=Param("clusters")))
+
+            schedule = replace(grouped_cases.S64, scheduler="computed_step")
+            problem = grouped_cases.small(grouped_cases.M)
+            kernel = build(problem, schedule, SM90)
+            arch = ("--arch", "sm_90a", "--scheduler", "computed_step")
+            status, text = self.explained("grouped_mm", *sizes, *arch)
+            gate = compile_kernel(kernel.source).gate
+        omission = kernel.omission
+        self.assertEqual((omission.decision, omission.rule), ("kept", "scheduler"))
+        self.assertEqual(status, 0)
+        why = "first, limit or step do not follow from launch parameters alone"
+        (remark,) = (r for r in omission.remarks if r.rule == "scheduler")
+        self.assertEqual((remark.applied, remark.message), (False, why))
+        self.assertIn(f": {why}", text)
+        self.assertIn("MISSED scheduler: ", kernel.source.text)
+        self.assertTrue(gate)
+        operands = grouped_case.make(kernel, problem, grouped_cases.ENDS)
+        child = SimChild()
+        self.addCleanup(child.close)
+        child.simulate(kernel.source, operands.tensors, num_ctas=3)
+        self.assertTrue(operands.exact())
 
     def test_a_nameless_one_is_refused(self):
         with self.assertRaisesRegex(TypeError, "declares no scheduler name"):

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from unittest import mock
 
 import _paths  # noqa: F401
+import ir_examples as ex
 import torch
 from build_helper import mm, two_roots
 from torch.testing._internal.common_utils import TestCase, run_tests
@@ -32,6 +33,7 @@ from torch_cute_backend.ir.structure import (
     If,
     Let,
     RoleRegion,
+    ScalarLoad,
     ScalarStore,
     SubtileLoop,
 )
@@ -41,7 +43,7 @@ from torch_cute_backend.ir.sync import (
     PartitionEpilogue,
     PipelineStates,
 )
-from torch_cute_backend.ir.values import Buffer, NamedBarrier, Space, Var
+from torch_cute_backend.ir.values import Buffer, NamedBarrier, SchedulerKind, Space, Var
 from torch_cute_backend.passes import (
     Omission,
     PassContext,
@@ -61,6 +63,8 @@ MODES = ("lazy", "eager", "random:1")
 SCHEDULE = GemmSchedule(128, 64, 64, 3, acc_stages=2, epi_n=64)
 SIZES = (256, 192, 192)
 TILES = 6
+COUNTED = frozenset({"double_write"})
+"""What a counter in memory looks like."""
 RECORD = Buffer("walk_end", Space.GMEM, "int32")
 EPILOGUE_WARPS_ONLY = BinOp("<", Param("warp_idx"), Param("EPILOGUE_WARPS"))
 LOAD_WARP_ONLY = BinOp("==", Param("warp_idx"), Param("LOAD_WARP"))
@@ -178,10 +182,12 @@ class TestRulesMatter(TestCase):
         program: Program,
         record: torch.Tensor | None = None,
         num_ctas: int = 1,
+        but: frozenset[str] = frozenset(),
     ) -> None:
+        """Nothing is found ``but`` what the kernel does on purpose."""
         for mode in MODES:
             found = self.run_one(kernel, program, mode, record, num_ctas)
-            self.assertEqual(found, set(), mode)
+            self.assertEqual(found, set(but), mode)
 
     def assert_breaks(
         self,
@@ -391,6 +397,37 @@ class TestRulesMatter(TestCase):
         self.assert_kept(kept, "barrier_order")
         self.assert_clean(kernel, kept)
         self.assert_breaks(kernel, decided_without(kept, "barrier_order"), "tmem")
+
+    def test_scheduler(self):
+        """Tiles claimed from a counter in memory. Who walks them again gets others:
+        that a scheduler says so is this rule, and what it does to memory is P2."""
+        taken = Var("taken")
+
+        def edit(program: Program) -> Program:
+            tile = BinOp("+", Ref(taken), Const(1))
+            here = Let(var=Var("tile_m"), value=BinOp("%", tile, Param("tiles_m")))
+            there = Let(var=Var("tile_n"), value=BinOp("//", tile, Param("tiles_m")))
+            claim = (
+                ScalarLoad(var=taken, buffer=RECORD, index=Const(0)),
+                CtaBarrier(why="all have read"),
+                ScalarStore(buffer=RECORD, index=Const(0), value=tile),
+            )
+            rest = program.loop.body[2:]
+            loop = program.loop.with_body((*claim, here, there, *rest))
+            return replace(program, loop=loop, post=program.post[:-1])
+
+        kernel = Kernel.of(edit, record="walk_end")
+        # The counter starts at -1, as all outputs of these tests do.
+        record = torch.tensor([TILES - 1], dtype=torch.int32)
+        self.assert_clean(kernel, kernel.inline, record, but=COUNTED)
+        self.assert_refused(kernel, "P2: .* cannot be cloned")
+        own = kernel.inline.loop.scheduler
+        claims = replace(own, kind=SchedulerKind.CLC_PERSISTENT)
+        honest = replace(kernel, inline=ex.with_resource(kernel.inline, own, claims))
+        self.assert_refused(honest, "tiles cannot be walked once a role")
+        with ignoring("P2"):
+            kept = partitioned(kernel.inline)
+        self.assert_breaks(kernel, kept, "missing_write", record)
 
     def test_participants(self):
         """A barrier that counts the load warp, which arrives in the shared loop. (That
