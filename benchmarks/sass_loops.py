@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,8 @@ _LINE = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;")
 _BRANCH = re.compile(r"(?:^|\s)BRA(?:\.U)?\S*\s+(?:!?U?P\w+,\s*)?0x([0-9a-f]+)")
 _NOT_WORK = ("NOP",)
 
-MARKERS = {
+Markers = Mapping[str, re.Pattern[str]]
+MARKERS: Markers = {
     "load": re.compile(r"\bUTMALDG"),
     "mma": re.compile(r"\bUTC\w*MMA\b"),
     "epilogue": re.compile(r"\bLDTM"),
@@ -74,19 +76,19 @@ def count(code: Code, pattern: re.Pattern[str]) -> int:
     return sum(bool(pattern.search(i.text)) for i in code)
 
 
-def innermost(code: Code, role: str) -> Code:
+def innermost(code: Code, role: str, markers: Markers = MARKERS) -> Code:
     """The smallest loop holding the role's instruction: its k loop."""
-    return next(body for body in loops(code) if count(body, MARKERS[role]))
+    return next(body for body in loops(code) if count(body, markers[role]))
 
 
-def tile_loop(code: Code, role: str) -> Code:
+def tile_loop(code: Code, role: str, markers: Markers = MARKERS) -> Code:
     """The largest loop holding the role's instruction and no other role's: its
     persistent loop."""
-    others = [m for r, m in MARKERS.items() if r != role]
+    others = [m for r, m in markers.items() if r != role]
     found = [
         body
         for body in loops(code)
-        if count(body, MARKERS[role]) and not any(count(body, m) for m in others)
+        if count(body, markers[role]) and not any(count(body, m) for m in others)
     ]
     return found[-1]
 

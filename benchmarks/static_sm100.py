@@ -25,11 +25,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import ptx_loops
 from sass_loops import (
     CTA_BARRIER,
     MARKERS,
     NAMED_BARRIER,
     Code,
+    Markers,
     count,
     disassemble,
     innermost,
@@ -38,12 +40,15 @@ from sass_loops import (
 )
 
 from torch_cute_backend.arch import SM100
+from torch_cute_backend.bench.results import OURS
 from torch_cute_backend.build import build_kernel
 from torch_cute_backend.dtypes import BFLOAT16, E4M3, DType
+from torch_cute_backend.epilogue.graph import EpilogueGraph
 from torch_cute_backend.problem import GemmProblem
 from torch_cute_backend.runtime.compile import compile_kernel, launch_constants
 from torch_cute_backend.schedule import GemmSchedule
 
+REFERENCE = "nvidia_example"
 FORMS = {"omitted": "auto", "kept": "keep", "inline": "inline"}
 STAGES_OF_REFERENCE = "_compute_stages"
 """The example's function that chooses (accumulator, A/B, C) stages: replaced, so that
@@ -78,10 +83,16 @@ CASES = (
 
 
 def figures(
-    name: str, provider: str, form: str, code: Code, usage: str, subtiles: int
+    name: str,
+    provider: str,
+    form: str,
+    cubin: Path,
+    ptx: str,
+    subtiles: int,
 ) -> dict:
-    """One row: size and loops of the code, resources of the cubin. ``subtiles`` of a
-    tile, one TMEM load each."""
+    """One row: size and loops of machine code and PTX, resources of the cubin.
+    ``subtiles`` of a tile, one TMEM load each."""
+    code, usage = disassemble(cubin), resource_usage(cubin)
     row: dict[str, Any] = {
         "suite": "static_sm100",
         "dsl": dsl_version(),
@@ -90,15 +101,13 @@ def figures(
         "form": form,
         "instructions": len(code),
     }
-    for role in MARKERS:
-        body = innermost(code, role)
-        if role != "epilogue":
-            # A compiler may unroll the k loop: count a k tile by its MMAs or loads.
-            per_tile = count(body, MARKERS[role]) / expected(name, role)
-            row[f"{role}_per_k_tile"] = round(len(body) / per_tile, 1)
+    row |= roles(name, form, code, MARKERS, subtiles)
+    counts = roles(name, form, ptx_loops.parse(ptx), ptx_loops.MARKERS, subtiles)
+    row |= {f"ptx_{key}": value for key, value in counts.items()}
     if form != "inline":
-        row["epilogue_per_tile"] = executed(code, None, subtiles)
-        row["named_barriers_per_tile"] = executed(code, NAMED_BARRIER, subtiles)
+        row["named_barriers_per_tile"] = executed(
+            code, NAMED_BARRIER, subtiles, MARKERS
+        )
     shared = residual_loops(code)
     row["shared_loop_instructions"] = len(shared[0]) if shared else 0
     row["cta_barriers_per_tile"] = barriers_per_tile(code, form)
@@ -107,17 +116,36 @@ def figures(
     return row
 
 
-def executed(code: Code, pattern: re.Pattern[str] | None, subtiles: int) -> int:
+def roles(
+    name: str, form: str, code: Code, markers: Markers, subtiles: int
+) -> dict[str, float]:
+    """Instructions of a k tile of loads and MMAs and, unless the roles share a loop, of
+    a tile's epilogue."""
+    row: dict[str, float] = {}
+    for role in ("load", "mma"):
+        body = innermost(code, role, markers)
+        # A compiler may unroll the k loop: count a k tile by its MMAs or loads.
+        per_tile = count(body, markers[role]) / expected(name, role)
+        row[f"{role}_per_k_tile"] = round(len(body) / per_tile, 1)
+    if form != "inline":
+        row["epilogue_per_tile"] = executed(code, None, subtiles, markers)
+    return row
+
+
+def executed(
+    code: Code, pattern: re.Pattern[str] | None, subtiles: int, markers: Markers
+) -> int:
     """Instructions of ``pattern`` that the epilogue executes for a tile. A loop over
     subtiles that the compiler did not unroll counts as often as it runs."""
 
     def size(body: Code) -> int:
         return len(body) if pattern is None else count(body, pattern)
 
-    outer, inner = tile_loop(code, "epilogue"), innermost(code, "epilogue")
+    outer = tile_loop(code, "epilogue", markers)
+    inner = innermost(code, "epilogue", markers)
     if inner == outer:
         return size(outer)
-    trips = subtiles // count(inner, MARKERS["epilogue"])
+    trips = subtiles // count(inner, markers["epilogue"])
     return size(outer) + (trips - 1) * size(inner)
 
 
@@ -146,20 +174,28 @@ def resource_usage(cubin: Path) -> str:
 
 
 def ours(case: Case, form: str, folder: Path) -> dict:
+    """Our kernel without scales, which the example has none of."""
+    fp8 = case.dtype.is_fp8
     problem = GemmProblem(
-        "mm", 4096, 4096, 4096, a_dtype=case.dtype, b_dtype=case.dtype
+        op="scaled_mm" if fp8 else "mm",
+        m=4096,
+        n=4096,
+        k=4096,
+        a_dtype=case.dtype,
+        b_dtype=case.dtype,
+        scaling="tensorwise" if fp8 else "none",
+        epilogue=EpilogueGraph.linear(BFLOAT16),
     )
     schedule = replace(case.schedule, shared_loop=FORMS[form])
     build = build_kernel(problem, schedule, SM100)
     if not build:
         raise SystemExit(f"{case.name}: {build}")
-    compiled = compile_kernel(build.source)
+    compiled = compile_kernel(build.source, ptx=True)
     cubin = folder / f"{case.name}_{form}.cubin"
     cubin.write_bytes(compiled.cubin)
-    code, usage = disassemble(cubin), resource_usage(cubin)
-    s = case.schedule
-    subtiles = s.tile_n // s.epi_n
-    row = figures(case.name, "torch_cute_backend", form, code, usage, subtiles)
+    subtiles = case.schedule.tile_n // case.schedule.epi_n
+    ptx = compiled.ptx or ""
+    row = figures(case.name, OURS, form, cubin, ptx, subtiles)
     row["smem_bytes"] = compiled.resources.smem_bytes
     row["spill_bytes"] = compiled.resources.spill_store_bytes
     return row
@@ -202,16 +238,16 @@ def reference(case: Case, path: Path, folder: Path) -> dict:
         tensor(cutlass.BFloat16, m, n),
         SM100.default_sms,
         make_fake_stream(),
-        options=f"--gpu-arch {SM100.name} --keep-cubin --dump-dir {dump}",
+        options=f"--gpu-arch {SM100.name} --keep-cubin --keep-ptx --dump-dir {dump}",
     )
     (cubin,) = dump.glob("*.cubin")
-    code, usage = disassemble(cubin), resource_usage(cubin)
     # Rows and columns of an epilogue subtile, as the example chooses them.
     _, columns = compute_epilogue_tile_size(
         s.tile_m, s.tile_n, s.cta_group == 2, cutlass.BFloat16.width, None, False, True
     )
     subtiles = s.tile_n // columns
-    row = figures(case.name, "nvidia_example", "omitted", code, usage, subtiles)
+    ptx = compiled.__ptx__
+    row = figures(case.name, REFERENCE, "omitted", cubin, ptx, subtiles)
     row["smem_bytes"], _ = launch_constants(str(compiled.ir_module))
     return row
 
@@ -226,6 +262,38 @@ def load(path: Path) -> Any:
     return module
 
 
+COMPARED = (
+    "load_per_k_tile",
+    "mma_per_k_tile",
+    "epilogue_per_tile",
+    "ptx_load_per_k_tile",
+    "ptx_mma_per_k_tile",
+    "named_barriers_per_tile",
+    "cta_barriers_per_tile",
+    "registers",
+    "stack_bytes",
+)
+"""What ours must not have more of than NVIDIA's. Not in it: PTX of the epilogue, where
+ours converts one value at a time, which ptxas pairs (fewer machine instructions); and
+shared memory, of which ours takes up to :data:`BARRIER_BLOCK` more."""
+BARRIER_BLOCK = 1024
+"""Bytes that our barriers take, since 1024-byte aligned buffers follow them."""
+OWN = (
+    *COMPARED,
+    "ptx_epilogue_per_tile",
+    "shared_loop_instructions",
+    "instructions",
+    "smem_bytes",
+    "spill_bytes",
+)
+"""What must not grow from one commit to the next."""
+
+
+def worse(row: dict, limit: dict, names: tuple[str, ...]) -> list[str]:
+    """The figures of ``row`` that exceed those of ``limit``."""
+    return [f"{x}: {row[x]} > {limit[x]}" for x in names if row[x] > limit[x]]
+
+
 COLUMNS = (
     "kernel",
     "provider",
@@ -233,6 +301,9 @@ COLUMNS = (
     "load_per_k_tile",
     "mma_per_k_tile",
     "epilogue_per_tile",
+    "ptx_load_per_k_tile",
+    "ptx_mma_per_k_tile",
+    "ptx_epilogue_per_tile",
     "named_barriers_per_tile",
     "cta_barriers_per_tile",
     "shared_loop_instructions",
@@ -271,8 +342,8 @@ def main() -> None:
     text = "".join(json.dumps(row) + "\n" for row in rows)
     options.out.with_suffix(".jsonl").write_text(text)
     note = (
-        "Counts of machine instructions a warp executes, read from cubins "
-        f"(CuTe DSL {dsl_version()}); not times. Waits count once.\n\n"
+        "Counts of machine and PTX instructions a warp executes, not times "
+        f"(CuTe DSL {dsl_version()}). Waits count once.\n\n"
     )
     options.out.with_suffix(".md").write_text(note + table(rows))
     print(table(rows))
