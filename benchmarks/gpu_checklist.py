@@ -88,6 +88,8 @@ STEPS = (
     _grouped("graphs", 20, "offsets rewritten between replays; died once"),
     _grouped("guard_pages", 20, "no access beyond mapped memory"),
     _grouped("guard_control", 10, "that such an access would be seen"),
+    _grouped("forms", 60, "inline, kept, omitted to the bit; pingpong not run since"),
+    _grouped("soak_pingpong_kept", 20, "a thousand launches of grouped pingpong"),
     _grouped("random", 30, "random sizes and offsets within a bound"),
     _grouped("bad_offsets", 15, "what the operators do, or an error"),
     Step(

@@ -21,7 +21,7 @@ GPU = Path(__file__).parent / "gpu"
 GROUPS = (
     *("situations", "wgrad", "bad_offsets", "frames", "guard_pages", "random", "aten"),
     *("forms", "graphs", "soak_dense_kept", "soak_rank3_rhs_kept"),
-    "soak_grouped_static_inline",
+    *("soak_grouped_static_inline", "soak_pingpong_kept"),
 )
 KINDS = ("bf16_m_k_k", "fp8_m", "bf16_n_mn_mn", "bf16_k_mn_mn", "fp8_batch_exact")
 RIGHT = [[group] for group in GROUPS] + [["exact", f"exactly_{k}"] for k in KINDS]

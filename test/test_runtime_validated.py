@@ -89,6 +89,17 @@ class TestUsable(TestCase):
         self.assertTrue(verdict)
         self.assertEqual(runs, 0)
 
+    def test_groups_in_turns_are_a_class_of_their_own(self):
+        """No record of other grouped kernels speaks for them."""
+        problem = grouped(Grouping.M, 32768, 4096, 4096, 8, dtype=E4M3)
+        one = GemmSchedule(128, 128, 128, 6, epi_n=32, math_warpgroups=2)
+        one = replace(one, scheduler="grouped_static")
+        turns = replace(one, math="pingpong")
+        kinds = [KernelClass.of(problem, s, SM90) for s in (one, turns)]
+        self.assertIn("validated on NVIDIA H200", validated.describe(kinds[0]))
+        self.assertEqual(validated.describe(kinds[1]), "never run on hardware")
+        self.assertEqual(str(kinds[1]), f"{kinds[0]}, in turns")
+
     def test_a_record_for_another_gpu_does_not_count(self):
         row = Validation(KERNELS, "Another GPU", "0123abc", "test/gpu", "2026-11-30")
         with mock.patch.object(validated, "RECORDS", (row,)):

@@ -372,7 +372,12 @@ def compile_all(name: str) -> int:
     for kind, problem in PROBLEMS.items():
         listed = list(schedules(kind).values())
         if kind in FULL:
-            listed += [replace(s, shared_loop=f) for s in listed for f in FORMS[1:]]
+            listed += [
+                replace(s, shared_loop=form)
+                for s in listed
+                for form in FORMS[1:]
+                if not (s.pingpong and form == "inline")
+            ]
             rank3 = [s for s in listed if s.scheduler == "rank3_rhs"]
             listed += [replace(s, dead_loads="drop") for s in rank3]
         choice = lookup.choose(problem, target)

@@ -101,6 +101,8 @@ def schedules(kind: str) -> dict[str, GemmSchedule]:
         found["16"] = replace(small, tile_m=16)
     if problem.grouping is M:
         found["rank3"] = replace(large, scheduler="rank3_rhs")
+    if problem.grouping is not K:
+        found["pingpong"] = replace(large, epi_n=32, math="pingpong")
     return found
 
 

@@ -14,6 +14,7 @@ import torch
 from grouped_lib import (
     CASES,
     DEVICE,
+    FORMS,
     FULL,
     PROBLEMS,
     STAND_IN,
@@ -81,6 +82,26 @@ def inline_kept_and_omitted_agree(kind: str) -> str:
         decisions = [b.omission.decision for b in builds.values()]
         said.append(f"{name}: {' '.join(decisions)}")
     return "; ".join(said)
+
+
+@each("forms", [kind for kind in FULL if PROBLEMS[kind].grouping is not K])
+def pingpong_agrees_with_its_kept_loop(kind: str) -> str:
+    """And with that of both warpgroups on each tile, for one CTA and many."""
+    base = schedules(kind)
+    listed = [replace(base["pingpong"], shared_loop=form) for form in FORMS[:2]]
+    builds = [build(PROBLEMS[kind], s) for s in (base["128"], *listed)]
+    load(builds)
+    problem = replace(PROBLEMS[kind], m=704, n=528, k=336, groups=4)
+    (x,) = make_inputs(problem, 1, DEVICE, skewed=True)
+    outputs = []
+    for built in builds:
+        for ctas in (1, few_ctas(built), None):
+            run(built, x, ctas)
+            outputs.append(bits(x.out).clone())
+    for got in outputs[1:]:
+        if not torch.equal(outputs[0], got):
+            raise AssertionError(f"{kind}: outputs differ")
+    return ", ".join(b.omission.decision for b in builds)
 
 
 @case("forms")
@@ -160,7 +181,10 @@ def bound(built: KernelBuild, x: Inputs) -> Callable[[], object]:
 @each("graphs", ("bf16_m_k_k", "fp8_m", "bf16_n_k_k", "bf16_k_mn_mn"))
 def offsets_rewritten_between_replays(kind: str) -> str:
     count = 0
-    for name in ("64", "128", *(["rank3"] if kind == "bf16_m_k_k" else [])):
+    names = ["64", "128"]
+    names += ["rank3"] if kind == "bf16_m_k_k" else []
+    names += ["pingpong"] if PROBLEMS[kind].grouping is M else []
+    for name in names:
         built = kernel(kind, name)
         sizes = {"m": 416, "n": 336, "k": 288}
         total = sizes[built.problem.grouping.value]
@@ -308,6 +332,7 @@ SOAKS: dict[str, Case] = {
     "grouped_cluster_kept": partial(grouped_soak, "fp8_m", "cluster_2x1", "keep"),
     "rank3_rhs_kept": partial(grouped_soak, "bf16_m_k_k", "rank3", "auto"),
     "rank3_rhs_inline": partial(grouped_soak, "bf16_m_k_k", "rank3", "inline"),
+    "pingpong_kept": partial(grouped_soak, "fp8_m", "pingpong", "keep"),
     "wgrad_kept": partial(grouped_soak, "bf16_k_mn_mn", "128", "keep"),
 }
 for _name, _soak in SOAKS.items():

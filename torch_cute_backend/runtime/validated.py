@@ -45,6 +45,7 @@ class KernelClass:
         cta_group: CTAs that share one MMA.
         cluster: ``"single"`` or ``"multicast"``.
         launch: as :attr:`GemmSchedule.launch`.
+        turns: grouped, and two warpgroups take turns, also for tiles that are missing.
     """
 
     arch: str
@@ -52,6 +53,7 @@ class KernelClass:
     cta_group: int
     cluster: str
     launch: str = "plain"
+    turns: bool = False
 
     @classmethod
     def of(
@@ -60,13 +62,16 @@ class KernelClass:
         cluster = "single" if schedule.cluster_size == 1 else "multicast"
         dual = "-dual" if problem.epilogue.products > 1 else ""
         family = problem.family + dual
-        return cls(arch.name, family, schedule.cta_group, cluster, schedule.launch)
+        turns = problem.is_grouped and schedule.pingpong
+        group = schedule.cta_group
+        return cls(arch.name, family, group, cluster, schedule.launch, turns)
 
     def __str__(self) -> str:
         text = (
             f"{self.arch} {self.family}, {self.cta_group}-CTA, {self.cluster} cluster"
         )
-        return text + ("" if self.launch == "plain" else f", {self.launch} launch")
+        text += "" if self.launch == "plain" else f", {self.launch} launch"
+        return text + (", in turns" if self.turns else "")
 
 
 @dataclass(frozen=True)
