@@ -21,7 +21,7 @@ GPU = Path(__file__).parent / "gpu"
 GROUPS = (
     *("situations", "wgrad", "bad_offsets", "frames", "guard_pages", "random", "aten"),
     *("forms", "graphs", "soak_dense_kept", "soak_rank3_rhs_kept"),
-    *("soak_grouped_static_inline", "soak_pingpong_kept"),
+    "soak_grouped_static_inline",
 )
 KINDS = ("bf16_m_k_k", "fp8_m", "bf16_n_mn_mn", "bf16_k_mn_mn", "fp8_batch_exact")
 RIGHT = [[group] for group in GROUPS] + [["exact", f"exactly_{k}"] for k in KINDS]
@@ -52,6 +52,19 @@ for spoil in (False, True):
         print(json.dumps({"group": group, "spoil": spoil}), flush=True)
         grouped_cases.main(group, names)
 """
+LOST = """
+import grouped_cases, grouped_lib
+def wrong(built, x):
+    x.out.zero_()
+grouped_lib.stand_in = wrong
+grouped_cases.context_is_lost = lambda: True
+grouped_cases.main("wgrad", [])
+"""
+ENVIRON = {
+    **os.environ,
+    "CUTE_TEST_STAND_IN": "1",
+    "PYTHONPATH": os.pathsep.join([str(GPU.parents[1]), str(GPU)]),
+}
 
 
 @cache
@@ -59,11 +72,9 @@ def rows() -> dict[tuple[str, bool], dict[str, dict]]:
     """Rows of all cases, by group and whether the stand-in was wrong, then by name.
 
     One process runs them all: importing torch takes longer than most cases."""
-    environ = {**os.environ, "CUTE_TEST_STAND_IN": "1"}
-    environ["PYTHONPATH"] = os.pathsep.join([str(GPU.parents[1]), str(GPU)])
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(RIGHT), json.dumps(WRONG)],
-        env=environ,
+        env=ENVIRON,
         capture_output=True,
         text=True,
         timeout=900,
@@ -93,6 +104,21 @@ class TestGroupedCases(TestCase):
         row = rows()[group, True][case]
         self.assertFalse(row["ok"], case)
         self.assertRegex(row["detail"], r"elements, first at|right\(\) is not")
+
+    def test_a_lost_context_costs_one_case(self):
+        """The others run in a fresh process, and the group has failed."""
+        done = subprocess.run(
+            [sys.executable, "-c", LOST],
+            env=ENVIRON,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        first, *others = map(json.loads, done.stdout.splitlines())
+        self.assertEqual((first["ok"], done.returncode), (False, 1))
+        self.assertGreater(len(others), 1)
+        self.assertTrue(all(row["ok"] for row in others), others)
 
 
 instantiate_parametrized_tests(TestGroupedCases)

@@ -5,16 +5,18 @@
 
 Groups: ``exact`` (every kind, schedule and pattern of groups), ``situations`` and
 ``wgrad`` (single ones, as others have met them), ``bad_offsets``, ``frames``,
-``guard_pages``, ``random``, ``aten``, and those of ``grouped_loop_cases``.
+``guard_pages``, ``random``, ``aten``, and those of ``grouped_loop_cases``. A case that
+leaves the GPU's context unusable costs itself: the rest goes on in a fresh process.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import grouped_loop_cases
@@ -399,10 +401,11 @@ def compile_all(name: str) -> int:
 def main(group: str, names: Sequence[str]) -> int:
     if group == "compile":
         return compile_all(names[0] if names else SM90.name)
-    failed = 0
-    for name, fn in CASES[group].items():
-        if names and name not in names:
-            continue
+    chosen = {n: fn for n, fn in CASES[group].items() if not names or n in names}
+    failed = int(os.environ.get(FAILED, "0"))
+    while chosen:
+        name = next(iter(chosen))
+        fn = chosen.pop(name)
         begin = time.perf_counter()
         try:
             ok, detail = True, fn()
@@ -413,7 +416,30 @@ def main(group: str, names: Sequence[str]) -> int:
         row = {"case": name, "ok": ok, "seconds": seconds, "detail": detail}
         print(json.dumps(row), flush=True)
         record(f"test/gpu/grouped_cases.py {group} {name}", ok, seconds)
+        if not ok and chosen and context_is_lost():
+            start_again(group, chosen, failed)
     return 1 if failed else 0
+
+
+FAILED = "CUTE_TEST_FAILED"
+
+
+def context_is_lost() -> bool:
+    """After a fault on the device nothing runs in this process any more."""
+    if STAND_IN:
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
+def start_again(group: str, names: Iterable[str], failed: int) -> None:
+    """The rest of a group in this process's place, so that its time limit holds."""
+    sys.stdout.flush()
+    environ = {**os.environ, FAILED: str(failed)}
+    os.execve(sys.executable, [sys.executable, __file__, group, *names], environ)
 
 
 if __name__ == "__main__":
