@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from unittest import mock
 
 from runtime_kernels import SCALE, scale_source, spill_source
 from torch.testing._internal.common_utils import (
@@ -68,6 +69,17 @@ class TestCompile(TestCase):
         self.assertTrue(first.gate)
         self.assertEqual(first.object, second.object)
         self.assertEqual(first.resources.threads, 128)
+
+    def test_no_time_goes_into_source_lines(self):
+        from cutlass._mlir_helpers import op
+
+        noted = AssertionError("a source line was noted")
+        with mock.patch.object(op, "_get_caller_frame_info", side_effect=noted) as note:
+            lean = rt.compile_kernel(scale_source())
+        self.assertEqual(note.call_count, 0)
+        with mock.patch.object(rt, "_LOCATIONS", ("no", "such")):
+            full = rt.compile_kernel(scale_source())
+        self.assertEqual(lean.object, full.object)
 
     def test_ptx_on_request(self):
         self.assertIsNone(rt.compile_kernel(scale_source()).ptx)
