@@ -169,6 +169,8 @@ SM90_MORE = {
     ),
 }
 OTHER_ENDS = {
+    "grouped_m_mxfp8_kept": BAD,
+    "grouped_m_mxfp8_rank3": tuple(range(0, 300, 7)),
     "grouped_m_low": (0, 16, 16, 33, 40, 60),
     "grouped_m_fp16": BAD,
     "grouped_k_fp8": BAD,
@@ -181,6 +183,8 @@ F128 = replace(T128, tile_k=128)
 T64 = replace(T128, tile_m=64)
 TRANK3 = replace(T128, scheduler="rank3_rhs")
 PAIR = replace(T128, cluster_m=2, cta_group=2)
+MX = small(M, k=352, dtype=E4M3, scaling="mxfp8", epilogue=EpilogueGraph.linear())
+MX128 = replace(F128, tile_n=128)
 CLUSTER = {"cluster_m": 2, "cluster_n": 2}
 DIRECT = {"store": "direct", "epi_stages": 1}
 
@@ -191,8 +195,12 @@ SM100_GOLDEN = {
     "grouped_k": (small(K), T128),
     "grouped_batch": (small(BATCH), T128),
     "grouped_m_pair": (small(M), PAIR),
+    "grouped_m_mxfp8": (MX, MX128),
 }
 SM100_MORE = {
+    "grouped_m_mxfp8_kept": (MX, replace(MX128, **KEPT)),
+    "grouped_m_mxfp8_inline": (MX, replace(MX128, raster="along_n", **INLINE)),
+    "grouped_m_mxfp8_rank3": (MX, replace(MX128, scheduler="rank3_rhs")),
     "grouped_m_inline": (small(M), replace(T128, **INLINE)),
     "grouped_m_kept": (small(M), replace(T128, **KEPT)),
     "grouped_m_rank3_inline": (small(M), replace(TRANK3, **INLINE)),

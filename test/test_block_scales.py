@@ -15,13 +15,14 @@ from torch.testing._internal.common_utils import (
 
 from torch_cute_backend.arch import SM90, SM100
 from torch_cute_backend.dtypes import E4M3
+from torch_cute_backend.epilogue.graph import EpilogueGraph
 from torch_cute_backend.errors import UserError
 from torch_cute_backend.ir.dataflow import ProducerCommit, ScaleCopy
 from torch_cute_backend.ir.ordering import races
 from torch_cute_backend.ir.program import Program
 from torch_cute_backend.ir.structure import KLoop
-from torch_cute_backend.problem import scale_count
-from torch_cute_backend.runtime import block_scales, selftest
+from torch_cute_backend.problem import Grouping, scale_count
+from torch_cute_backend.runtime import block_scales, selftest, selftest_grouped
 from torch_cute_backend.schedule import GemmSchedule
 from torch_cute_backend.tuning import lookup
 
@@ -76,8 +77,13 @@ class TestProblem(TestCase):
                 "called scale_a or scale_b",
             ),
             (
-                grouped(dtype=E4M3, scaling="mxfp8"),
-                "scaled_grouped_mm with scaling mxfp8",
+                grouped(
+                    Grouping.K,
+                    dtype=E4M3,
+                    scaling="mxfp8",
+                    epilogue=EpilogueGraph.linear(),
+                ),
+                "groups along k: only along m",
             ),
         ],
         name_fn=lambda problem, words: words.split()[0],
@@ -107,6 +113,21 @@ class TestProblem(TestCase):
         self.assertRegex(str(lookup.choose(PROBLEM, SM90)), "MXFP8 needs tcgen05")
         for problem in (PROBLEM, fp8(1, 16, 32, scaling="mxfp8")):
             self.assertEqual(lookup.choose(problem, SM100).source, "model")
+
+    def test_grouped_self_test(self):
+        problem = replace(
+            PROBLEM, op="scaled_grouped_mm", grouping=Grouping.M, groups=3
+        )
+        schedule = replace(SCHEDULE, scheduler="grouped_static")
+        request = {"problem": problem.to_json(), "schedule": schedule.to_json()}
+        problem, schedule = selftest.test_problem(request)
+        self.assertTrue(schedule.validate(problem, SM100))
+        made = selftest_grouped.operands(problem, schedule, "cpu")
+        sizes = selftest_grouped.ragged_sizes(schedule, Grouping.M)
+        each = [scale_count(size, problem.k) for size in sizes]
+        self.assertGreaterEqual(made.inputs[0].numel(), sum(each))
+        wide = (len(sizes), scale_count(problem.n, problem.k))
+        self.assertEqual(tuple(made.inputs[1].shape), wide)
 
     def test_self_test_has_a_tail_in_every_size(self):
         request = {"problem": PROBLEM.to_json(), "schedule": SCHEDULE.to_json()}

@@ -284,9 +284,10 @@ class GemmProblem:
                 f"{self.op} cannot be grouped along {self.grouping.value}",
             ),
             (self.groups > 0, f"{self.groups} groups"),
+            (self.scaling != "tensorwise", f"{self.op} with scaling {self.scaling}"),
             (
-                self.scaling not in ("tensorwise", "mxfp8"),
-                f"{self.op} with scaling {self.scaling}",
+                not self.block_scaled or self.grouping is Grouping.M,
+                f"MXFP8 with groups along {self.grouping.value}: only along m",
             ),
         )
 

@@ -34,9 +34,11 @@ OPS = (
     ("addmm", "none", FLOAT16, Grouping.NONE),
     ("scaled_mm", "tensorwise", E4M3, Grouping.NONE),
     ("scaled_mm", "rowwise", E4M3, Grouping.NONE),
+    ("scaled_mm", "mxfp8", E4M3, Grouping.NONE),
     *(("grouped_mm", "none", BFLOAT16, grouping) for grouping in GROUPINGS),
     *(("grouped_mm", "none", FLOAT16, grouping) for grouping in GROUPINGS),
     *(("scaled_grouped_mm", "rowwise", E4M3, grouping) for grouping in GROUPINGS),
+    ("scaled_grouped_mm", "mxfp8", E4M3, Grouping.M),
 )
 _SIZE = (64, 5120, 5120)
 """M, N, K of the GEMM that stands for its kind in the support matrix."""

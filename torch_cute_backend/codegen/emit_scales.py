@@ -14,6 +14,7 @@ from torch_cute_backend.arch.sm100 import accumulator_columns, scale_columns
 from torch_cute_backend.codegen import names
 from torch_cute_backend.codegen.emit import emits
 from torch_cute_backend.codegen.emit_sm100_setup import Sm100SetupEmitter
+from torch_cute_backend.codegen.shapes import shapes_of, stacked
 from torch_cute_backend.dtypes import E8M0
 from torch_cute_backend.ir import dataflow as flow
 from torch_cute_backend.ir import sync
@@ -48,9 +49,13 @@ class ScaleEmitter(Sm100SetupEmitter):
         and TMA wants each once."""
         out, x = self.out, names.camel(buffer.name)
         rows = "TILE_M" if x[-1] == "A" else "TILE_N"
-        tiles = f"cute.local_tile({names.gmem(buffer)}, ({rows}, TILE_K), (None, None))"
+        shapes = shapes_of(self.problem)
+        groups = stacked(shapes.a if x[-1] == "A" else shapes.b)
+        every = "(None, None, None)" if groups else "(None, None)"
+        tiles = f"cute.local_tile({names.gmem(buffer)}, ({rows}, TILE_K), {every})"
         out.call(f"tCg{x} = thr_mma.partition_{x[-1]}(", (tiles,))
-        out.comment("(box, stages), (box, tiles, k tiles)")
+        which = "tiles, k tiles, groups" if groups else "tiles, k tiles"
+        out.comment(f"(box, stages), (box, {which})")
         out.call(
             f"t{x}s{x}, t{x}g{x} = cpasync.tma_partition(",
             (

@@ -102,7 +102,8 @@ class Sm100Host(Sm90Host):
     def _tma(self, out: Writer) -> None:
         super()._tma(out)
         if self.scales:
-            host_scales.print_atoms(out, self.scales, self._cta_group)
+            grouped = self.problem.is_grouped
+            host_scales.print_atoms(out, self.scales, self._cta_group, grouped)
 
     def _staging_layout(self, out: Writer) -> None:
         """Row-major staging with the widest swizzle that its rows allow."""

@@ -127,7 +127,10 @@ class Sm90Host:
         dimension are the group's own."""
         raster = {"along_m": ("tiles_m",), "along_n": ("tiles_n",)}
         ragged = f"tiles_{self.problem.grouping.value}"
-        return tuple(x for x in raster.get(self.schedule.raster, ()) if x != ragged)
+        found = [x for x in raster.get(self.schedule.raster, ()) if x != ragged]
+        if self.scales and self.problem.is_grouped:
+            found.append("tiles_n")
+        return tuple(dict.fromkeys(found))
 
     def _staged_names(self) -> tuple[str, ...]:
         return ("a", "b", "d") if self.staged else ("a", "b")

@@ -12,7 +12,12 @@ from torch_cute_backend.codegen.emit_sm100 import Sm100Emitter
 from torch_cute_backend.codegen.host_grouped import search_function
 from torch_cute_backend.codegen.host_sm90 import OFFSETS_NAME, Sm90Host
 from torch_cute_backend.codegen.host_sm100 import Sm100Host
-from torch_cute_backend.codegen.shapes import SCALE_SYMBOLS, Shape, shapes_of
+from torch_cute_backend.codegen.shapes import (
+    SCALE_SYMBOLS,
+    Shape,
+    shapes_of,
+    stacked,
+)
 from torch_cute_backend.codegen.source import KernelSource, TensorArg
 from torch_cute_backend.codegen.writer import Writer
 from torch_cute_backend.dtypes import E8M0, INT32, DType
@@ -140,8 +145,14 @@ def _scale_args(problem: GemmProblem) -> list[TensorArg]:
     if not problem.block_scaled:
         return []
     tile = scale_count(1, 1)
-    symbols = zip(SCALE_NAMES, SCALE_SYMBOLS, strict=True)
-    return [TensorArg(name, E8M0, (size,), 0, tile) for name, size in symbols]
+    shapes = shapes_of(problem)
+    found = []
+    for name, size, operand in zip(
+        SCALE_NAMES, SCALE_SYMBOLS, (shapes.a, shapes.b), strict=True
+    ):
+        shape = ("g", size) if stacked(operand) else (size,)
+        found.append(TensorArg(name, E8M0, shape, len(shape) - 1, tile))
+    return found
 
 
 def _operand(name: str, kind: DType, shape: Shape, major: Major) -> TensorArg:

@@ -20,7 +20,7 @@ SCALE_SYMBOLS = ("sa", "sb")
 
 
 def scale_sizes(m: int, n: int, k: int) -> dict[str, int]:
-    """Values of :data:`SCALE_SYMBOLS` for a GEMM of these sizes."""
+    """Values of :data:`SCALE_SYMBOLS` for a dense GEMM of these sizes."""
     counts = (scale_count(m, k), scale_count(n, k))
     return dict(zip(SCALE_SYMBOLS, counts, strict=True))
 

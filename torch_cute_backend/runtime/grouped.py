@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from torch_cute_backend.codegen.shapes import SCALE_SYMBOLS
 from torch_cute_backend.errors import UserError
-from torch_cute_backend.problem import Grouping
+from torch_cute_backend.problem import Grouping, scale_count
 from torch_cute_backend.runtime import gemm
 
 if TYPE_CHECKING:
@@ -48,7 +49,9 @@ def run(
     Args:
         a: (M, K), or (G, M, K) where it is stacked (groups along N, batch).
         b: (K, N), or (G, K, N) where it is stacked (groups along M, batch).
-        inputs: the epilogue's inputs, in graph order: scales as ATen takes them.
+        inputs: the epilogue's inputs, in graph order: scales as ATen takes them. Before
+            them MXFP8's: of A all groups' tiles one after the other, each group's
+            padded by itself (:func:`.block_scales.to_tiles`), of B one row a group.
         offsets: int32 (G,), the groups' ends; none for a batch.
         out: tensors to write, in graph order; allocated, not cleared, if not given.
         num_ctas: CTAs to launch at most; by default one an SM.
@@ -84,6 +87,8 @@ def bind(
         UserError: as :func:`run`.
     """
     sizes = sizes_of(build.problem.grouping, a, b, offsets)
+    if build.problem.block_scaled:
+        sizes |= _scale_sizes(sizes, inputs)
     tail = () if offsets is None else (offsets,)
     return gemm.arrange(build, a, b.mT, inputs, out, sizes, num_ctas, tail)
 
@@ -121,6 +126,22 @@ def sizes_of(
         "gm": groups * m,
         "gn": groups * n,
     }
+
+
+def _scale_sizes(
+    sizes: dict[str, int], inputs: Sequence[torch.Tensor]
+) -> dict[str, int]:
+    """How many block scales A has, each group's padded, and B for each group. Only the
+    device knows how many of A's are needed; it reads none beyond them."""
+    row = scale_count(1, sizes["k"])
+    count = inputs[0].numel() if inputs else 0
+    if count == 0 or count % row:
+        raise UserError(
+            f"scale_a holds {count} scales, expected a multiple of {row}: whole tiles "
+            f"for K={sizes['k']}"
+        )
+    values = (count, scale_count(sizes["n"], sizes["k"]))
+    return dict(zip(SCALE_SYMBOLS, values, strict=True))
 
 
 def _groups(

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from torch_cute_backend.problem import GemmProblem, Grouping, Major
+from torch_cute_backend.problem import SCALE_BLOCK, GemmProblem, Grouping, Major
+from torch_cute_backend.runtime import block_scales
 from torch_cute_backend.schedule import GemmSchedule
 
 if TYPE_CHECKING:
@@ -76,8 +77,9 @@ def operands(
         total = {"m": problem.m, "n": problem.n, "k": problem.k}[grouping.value]
         shapes = [_shape(problem, size) for size in (*sizes, total - sum(sizes))]
         ends = torch.tensor(sizes).cumsum(0).to(torch.int32).to(place)
-    scaled = bool(problem.epilogue.inputs)
-    parts = [_part(shape, scaled, generator) for shape in shapes]
+    scaled = bool(problem.epilogue.inputs) or problem.block_scaled
+    part = _block_scaled_part if problem.block_scaled else _part
+    parts = [part(shape, scaled, generator) for shape in shapes]
     if ends is not None:
         parts[-1][2].fill_(float("nan"))
     joined = [
@@ -121,11 +123,33 @@ def _part(
     return a, b, product, scale_a, scale_b
 
 
+def _block_scaled_part(
+    shape: tuple[int, int, int], scaled: bool, generator: torch.Generator
+) -> tuple[torch.Tensor, ...]:
+    """As :func:`_part`, with a power of two for each block of K, in tiles."""
+    import torch
+
+    m, n, k = shape
+    a, b, *_ = _part(shape, scaled, generator)
+    tiles, factors = [], []
+    for rows in (m, n):
+        blocks = (rows, -(-k // SCALE_BLOCK))
+        exponents = torch.randint(126, 129, blocks, generator=generator)
+        scales = exponents.to(torch.uint8).view(torch.float8_e8m0fnu)
+        tiles.append(block_scales.to_tiles(scales))
+        factors.append(block_scales.from_tiles(tiles[-1], rows, k))
+    return a, b, (a * factors[0]) @ (b * factors[1]).T, *tiles
+
+
 def _join(parts: Sequence[torch.Tensor], how: str, rest: bool) -> torch.Tensor:
     """``rest``: the last part is in no group, so it has no matrix, and no values for
     each group, of its own."""
     import torch
 
+    kind = parts[0].dtype
+    if kind == torch.float8_e8m0fnu:
+        # torch joins no tensors of it on the CPU.
+        return _join([p.view(torch.uint8) for p in parts], how, rest).view(kind)
     groups = list(parts[: len(parts) - rest])
     if how == "stack":
         return torch.stack(groups)

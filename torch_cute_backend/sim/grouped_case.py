@@ -14,7 +14,15 @@ import torch
 from torch_cute_backend.build import KernelBuild
 from torch_cute_backend.codegen.shapes import Shape, shapes_of
 from torch_cute_backend.epilogue.graph import InputKind
-from torch_cute_backend.problem import GemmProblem, Grouping, Major
+from torch_cute_backend.problem import (
+    SCALE_BLOCK,
+    SCALE_NAMES,
+    GemmProblem,
+    Grouping,
+    Major,
+    scale_count,
+)
+from torch_cute_backend.runtime import block_scales
 
 from .gemm_case import Operands, evaluate
 
@@ -70,6 +78,8 @@ def make(
     a = _operand(shape(shapes.a), problem.a_major, problem.a_dtype.name, gen)
     b = _operand(shape(shapes.b), problem.b_major, problem.b_dtype.name, gen)
     named = {"a": a, "b": b}
+    if problem.block_scaled:
+        named |= _block_scales(problem, ranges_of(problem, ends, groups), gen)
     for entry in graph.inputs:
         values = torch.randint(-1, 2, shape(shapes.of_input(entry.kind)), generator=gen)
         named[entry.name] = torch.exp2(values.float()).to(_dtype(entry.dtype.name))
@@ -80,7 +90,7 @@ def make(
         kind = _dtype(out.dtype.name)
         outputs[out.name] = torch.zeros((*rest, pitch), dtype=kind)[..., :n]
         references[out.name] = torch.full((*rest, n), float("nan")).to(kind)
-    ranges = cut(problem, ends) if problem.has_offsets else [(0, 0)] * groups
+    ranges = ranges_of(problem, ends, groups)
     _spoil(problem, a, b, ranges)
     _refer(problem, named, references, ranges)
     if problem.has_offsets:
@@ -92,6 +102,45 @@ def make(
     found = GroupedOperands(tensors, outputs, references, untouched)
     found.poison()
     return found
+
+
+def ranges_of(
+    problem: GemmProblem, ends: Sequence[int], groups: int
+) -> list[tuple[int, int]]:
+    """As :func:`cut`; empty ones where there are no ends."""
+    return cut(problem, ends) if problem.has_offsets else [(0, 0)] * groups
+
+
+def _block_scales(
+    problem: GemmProblem, ranges: list[tuple[int, int]], gen: torch.Generator
+) -> dict[str, torch.Tensor]:
+    """Scales of A, each group's padded by itself, and of B, one row a group; NaN where
+    no group has any."""
+    blocks = -(-problem.k // SCALE_BLOCK)
+
+    def tiles(rows: int) -> torch.Tensor:
+        exponents = torch.randint(126, 129, (rows, blocks), generator=gen)
+        scales = exponents.to(torch.uint8).view(torch.float8_e8m0fnu)
+        return block_scales.to_tiles(scales).view(torch.uint8)
+
+    beyond = torch.full((scale_count(1, problem.k),), 255, dtype=torch.uint8)
+    a = torch.cat([*(tiles(stop - start) for start, stop in ranges), beyond])
+    b = torch.stack([tiles(problem.n) for _ in ranges])
+    parts = (t.view(torch.float8_e8m0fnu) for t in (a, b))
+    return dict(zip(SCALE_NAMES, parts, strict=True))
+
+
+def _scales_of_group(
+    problem: GemmProblem,
+    named: dict[str, torch.Tensor],
+    ranges: list[tuple[int, int]],
+    g: int,
+) -> dict[str, torch.Tensor]:
+    """Group ``g``'s block scales."""
+    counts = [scale_count(stop - start, problem.k) for start, stop in ranges]
+    first = sum(counts[:g])
+    parts = (named[SCALE_NAMES[0]][first : first + counts[g]], named[SCALE_NAMES[1]][g])
+    return dict(zip(SCALE_NAMES, parts, strict=True))
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -150,6 +199,8 @@ def _refer(
         for entry in graph.inputs:
             mine[entry.name] = _input(problem, entry.kind, named[entry.name], g, part)
         mine |= {"a": a, "b": b}
+        if problem.block_scaled:
+            mine |= _scales_of_group(problem, named, ranges, g)
         values = evaluate(graph, mine)
         where: tuple[int | slice, ...] = (g,)
         if kind is Grouping.M:

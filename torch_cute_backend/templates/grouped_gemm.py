@@ -12,6 +12,8 @@ is where a tile lies:
   a group's first tile therefore starts at the 16 bytes that hold its first element.
 * What is not of the group is not stored: such a tile is written element by element.
   Other tiles take the bulk store.
+* Block scales of A are padded to whole tiles of rows for each group, so where a tile's
+  are follows from how many tiles the groups before it have.
 * Ragged K: every tile is whole, but the last k tile reads into the next group's K. The
   MMA's warps zero that part of both operands in shared memory, and what the first k
   tile holds of the group before, which also gives a group
@@ -61,6 +63,7 @@ COL = Var("tile_col")
 SPARE = Var("spare")
 ENDS = Var("spare_behind")
 BEGIN = Var("begin")
+SCALE_ROW = Var("scale_row")
 K_COUNT = Var("group_k_tiles")
 FULL_FROM = Var("full_from")
 FULL_TO = Var("full_to")
@@ -132,8 +135,17 @@ class _Place:
             Let(var=ROW, value=self._first(Grouping.M, TILE_M, "TILE_M")),
             Let(var=COL, value=self._first(Grouping.N, TILE_N, "TILE_N")),
             *self._spare(),
+            *self._scale_row(),
             *(self._k_range() if self.kind is Grouping.K else ()),
         )
+
+    def _scale_row(self) -> Body:
+        """Which tile of A's block scales: the work index where its group begins counts
+        the tiles before it, ``tiles_n`` of them for each row of tiles."""
+        if self.res.scales is None:
+            return ()
+        before = BinOp("//", BinOp("-", Ref(TILE), Ref(PLACE)), TILES_N)
+        return (Let(var=SCALE_ROW, value=BinOp("+", before, Ref(TILE_M))),)
 
     def _first(self, ragged: Grouping, index: Var, size: str) -> Expr:
         inside = BinOp("*", Ref(index), Param(size))
@@ -176,6 +188,8 @@ class _Place:
             end=self._end(),
             begin=self._begins(),
             spare=Ref(SPARE) if self._splits else None,
+            scale_a=(Ref(SCALE_ROW), Ref(K_TILE)),
+            scale_b=(Ref(TILE_N), Ref(K_TILE), Ref(GROUP)),
             before_load=(
                 SelectTile(role=load, buffer=self.res.a, origin=self._operand("a")),
                 SelectTile(role=load, buffer=self.res.b, origin=self._operand("b")),

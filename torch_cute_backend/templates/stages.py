@@ -197,10 +197,11 @@ def _load(res: DenseResources, schedule: GemmSchedule, tile: WorkTile) -> Body:
 
 
 def _load_scales(res: DenseResources, tile: WorkTile) -> Body:
-    """The block scales of the stage's A and B, at the same boxes."""
+    """The block scales of the stage's A and B."""
     if res.scales is None:
         return ()
-    triples = zip(res.scales.tensors, res.scales.staged, (tile.a, tile.b), strict=True)
+    places = (tile.scale_a or tile.a, tile.scale_b or tile.b)
+    triples = zip(res.scales.tensors, res.scales.staged, places, strict=True)
     return tuple(
         TmaLoad(
             role=res.load, source=source, target=target, pipeline=res.ab, coords=coords

@@ -30,6 +30,8 @@ class WorkTile:
         begin: where they begin; empty if no tile starts before them.
         spare: negative iff the tile reaches beyond the group, so that it cannot be
             stored as a whole; None if it may always be.
+        scale_a, scale_b: coordinates of the boxes of block scales of A and B; those of
+            A and B if empty.
         before_load, before_store: statements of the load and epilogue roles in front of
             their part of the tile.
         before_mma: statements of the MMA's role for each k tile, before its MMA.
@@ -43,6 +45,8 @@ class WorkTile:
     end: Exprs = ()
     begin: Exprs = ()
     spare: Expr | None = None
+    scale_a: Exprs = ()
+    scale_b: Exprs = ()
     before_load: Body = ()
     before_store: Body = ()
     before_mma: Body = ()
