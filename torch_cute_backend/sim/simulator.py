@@ -68,54 +68,13 @@ def run_launch(
         BadInput: not PTX, an unsupported target, or tensors too small for the launch.
         UnsupportedPtx: an instruction or field that is not modelled.
     """
-    programs = _programs(ptx)
-    if launch.kernel not in programs:
-        raise BadInput(f"kernel {launch.kernel!r} is not in the PTX")
-    program = programs[launch.kernel]
-    check_target(program.kernel.target)
+    program = _program(ptx, launch.kernel)
     started = time.perf_counter()
-    engine = Engine(mode, checks, sms)
+    engine = _engine(ptx, program, launch, tensors, mode, checks, sms)
     engine.roles = dict(roles or {})
     engine.trace = Trace() if trace else None
-    if checks:
-        engine.history = GlobalHistory(
-            len(cluster_positions(launch)), engine.report, _is_dependent(program)
-        )
-    engine.memory = GlobalMemory(tensors, engine.report, engine.history)
-    engine.params = _pack_params(program, launch)
-    engine.strict_wait = "tcgen05.wait::ld" in ptx
-    lines = {i.line: i for b in program.flow.blocks for i in b.instrs}
-    engine.source_line = lambda line: (
-        program.kernel.source_line(lines[line]) if line in lines else None
-    )
-    counts: dict[str, Counter[str]] = {}
-    together = needs_all_ctas(program)
-    groups = cluster_positions(launch)
-    engine.slice = 200 if together else -1
-    waiting = engine.waiting_clusters
-    waiting.extend(groups)
-    resident = 1
-    if together:
-        resident = len(groups)
-    elif uses_launch_control(program):
-        resident = max(1, sms // len(groups[0]))
-    number = 0
-    while waiting:
-        batch = [waiting.popleft() for _ in range(min(resident, len(waiting)))]
-        clusters = []
-        for positions in batch:
-            clusters.append(Cluster(engine, program, launch, number, positions))
-            number += 1
-        warps = [w for cluster in clusters for w in cluster.start(Warp)]
-        engine.run(warps)
-        _count(warps, program, engine.roles, counts)
-        if progress is not None:
-            progress(len(groups) - len(waiting), len(groups))
-        if engine.deadlocked:
-            break
-        engine.queues.clear()
-        engine.cores.clear()
-    once = None if engine.deadlocked else engine.memory.final_check()
+    counts = _run_clusters(engine, program, launch, progress)
+    once = False if engine.deadlocked else engine.memory.final_check()
     seconds = time.perf_counter() - started
     if trace:
         engine.trace.write(trace)
@@ -124,7 +83,7 @@ def run_launch(
         findings=tuple(f for f in found if not f.advice),
         notes=tuple(f for f in found if f.advice),
         counts={name: dict(c) for name, c in counts.items()},
-        tiles_written_once=once if not engine.deadlocked else False,
+        tiles_written_once=once,
         seconds=seconds,
         mode=mode,
         grid=launch.grid,
@@ -133,6 +92,76 @@ def run_launch(
         deadlocked=engine.deadlocked,
         ptx=ptx,
     )
+
+
+def _program(ptx: str, name: str) -> Program:
+    """The translated kernel; ``BadInput`` if there is none or its target is unknown."""
+    programs = _programs(ptx)
+    if name not in programs:
+        raise BadInput(f"kernel {name!r} is not in the PTX")
+    check_target(programs[name].kernel.target)
+    return programs[name]
+
+
+def _engine(
+    ptx: str,
+    program: Program,
+    launch: Launch,
+    tensors: Sequence[TensorRegion],
+    mode: str,
+    checks: bool,
+    sms: int,
+) -> Engine:
+    """An engine with the launch's memory, parameters and waiting clusters."""
+    engine = Engine(mode, checks, sms)
+    clusters = cluster_positions(launch)
+    if checks:
+        engine.history = GlobalHistory(
+            len(clusters), engine.report, _is_dependent(program)
+        )
+    engine.memory = GlobalMemory(tensors, engine.report, engine.history)
+    engine.params = _pack_params(program, launch)
+    engine.strict_wait = "tcgen05.wait::ld" in ptx
+    engine.waiting_clusters.extend(clusters)
+    lines = {i.line: i for b in program.flow.blocks for i in b.instrs}
+    engine.source_line = lambda line: (
+        program.kernel.source_line(lines[line]) if line in lines else None
+    )
+    return engine
+
+
+def _run_clusters(
+    engine: Engine, program: Program, launch: Launch, progress: Progress | None
+) -> dict[str, Counter[str]]:
+    """Run the waiting clusters, as many at a time as must be resident together; returns
+    what each role's warps executed."""
+    counts: dict[str, Counter[str]] = {}
+    waiting = engine.waiting_clusters
+    total, number = len(waiting), 0
+    together = needs_all_ctas(program)
+    engine.slice = 200 if together else -1
+    resident = 1
+    if together:
+        resident = total
+    elif uses_launch_control(program):
+        resident = max(1, engine.sms // len(waiting[0]))
+    while waiting:
+        batch = [waiting.popleft() for _ in range(min(resident, len(waiting)))]
+        clusters = [
+            Cluster(engine, program, launch, number + i, positions)
+            for i, positions in enumerate(batch)
+        ]
+        number += len(batch)
+        warps = [w for cluster in clusters for w in cluster.start(Warp)]
+        engine.run(warps)
+        _count(warps, program, engine.roles, counts)
+        if progress is not None:
+            progress(total - len(waiting), total)
+        if engine.deadlocked:
+            break
+        engine.queues.clear()
+        engine.cores.clear()
+    return counts
 
 
 def _is_dependent(program: Program) -> bool:
