@@ -17,7 +17,7 @@ from torch_cute_backend.arch import ARCHS, SM90
 from torch_cute_backend.bench.cases import Case
 from torch_cute_backend.dtypes import E4M3
 from torch_cute_backend.problem import Accum, Grouping
-from torch_cute_backend.tuning import lookup, model, search
+from torch_cute_backend.tuning import fit, lookup, model, search
 from torch_cute_backend.tuning.proposals import filling_width, proposals
 
 EXACT = Accum.EXACT
@@ -59,6 +59,17 @@ class TestProposals(TestCase):
         self.assertIn((64, 200), tiles("wide"))
         self.assertIn((128, 176), tiles("long_k"))
         self.assertIsNone(filling_width(4096, 300, 132, 2))
+
+    def test_every_width_of_an_mma_is_a_tile(self):
+        problem = fp8(64, 25600, 5120)
+        for width in range(8, 257, 8):
+            s = fit.complete(problem, SM90, 64, width)
+            self.assertEqual(str(s.validate(problem, SM90)), "ok", width)
+        for s, reason in (
+            (fit.complete(problem, SM90, 64, 100), "multiple of 8"),
+            (fit.complete(fp8(4096), SM90, 64, 200, cluster_m=2), "multicast slice"),
+        ):
+            self.assertIn(reason, str(s.validate(problem, SM90)))
 
     def test_every_low_tile_is_tried_for_one_row(self):
         self.assertLessEqual({(16, 24), (32, 32)}, tiles("decode"))
