@@ -123,11 +123,12 @@ STEPS = (
     ),
     Step(
         "low_tiles",
-        "-m torch_cute_backend bench headline --again --out {out}/headline.jsonl"
-        " --providers torch_cute_backend,t_read --budget 150",
-        "decode shapes since the rows below low tiles are cleared faster",
-        100,
-        200,
+        "-m torch_cute_backend bench fp8-rowwise-decode --again"
+        " --out {out}/decode.jsonl --providers torch_cute_backend,aten,t_read"
+        " --budget 220",
+        "low tiles since the rows below them are cleared faster",
+        150,
+        260,
     ),
     Step(
         "variants_widths",
