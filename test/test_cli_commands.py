@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -350,6 +351,11 @@ class TestDoctor(CliTestCase):
 
 
 class TestHelp(TestCase):
+    def test_the_readme_lists_every_command(self):
+        readme = (Path(__file__).parent.parent / "README.md").read_text()
+        for name in re.findall(r"^    (\w+)  ", cli.build_parser().format_help(), re.M):
+            self.assertRegex(readme, rf"(?m)^\|.*`{name}[ `].*\|")
+
     def test_help_imports_nothing_heavy(self):
         code = (
             "import sys; from torch_cute_backend.cli.main import build_parser;"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 
@@ -17,6 +18,12 @@ from torch_cute_backend.errors import UserError
 
 
 class TestConfig(TestCase):
+    def test_the_readme_lists_every_variable(self):
+        readme = (Path(__file__).parent.parent / "README.md").read_text()
+        listed = re.findall(rf"^\| `{config.PREFIX}(\w+)` ", readme, re.MULTILINE)
+        settings = {name.upper() for name in vars(config.from_environ({}))}
+        self.assertEqual(set(listed), settings | {"AUTOLOAD"})
+
     def test_every_setting_has_its_variable(self):
         texts = {bool: "0", int: "7", float: "1.5"}
         defaults = config.from_environ({"XDG_CACHE_HOME": "/cache"})

@@ -19,20 +19,29 @@ _INSTALLER = "torch_cute_backend.inductor.install"
 
 
 def enable() -> None:
-    """Offer our kernels to Inductor. Safe to repeat.
+    """Offer our kernels to Inductor, in this process. Safe to repeat.
 
-    If Inductor is not imported yet, this takes effect when it is.
+    If Inductor is not imported yet, this takes effect when it is. Raises nothing for
+    what is missing or unsupported (torch, the CuTe DSL, the cache folder, a malformed
+    setting): torch then stays stock, and one warning says why.
     """
     importlib.import_module(_INSTALLER).install()
 
 
 def disable() -> None:
-    """Undo :func:`enable`: Inductor generates the code of a stock torch again."""
+    """Undo :func:`enable`: Inductor generates the code of a stock torch again.
+
+    Safe to repeat. Graphs that are compiled already keep their kernels.
+    """
     importlib.import_module(_INSTALLER).uninstall()
 
 
 def is_available() -> bool:
-    """Can kernels be compiled here, and can the current GPU run them?"""
+    """Can kernels be compiled here, and can the current GPU run them?
+
+    False, never an exception, without a GPU or with an unsupported CuTe DSL;
+    ``torch-cute doctor`` says which. Initialises CUDA where there is a GPU.
+    """
     from torch_cute_backend.runtime import device, toolchain
 
     return toolchain.dsl_supported(toolchain.dsl_version()) and (

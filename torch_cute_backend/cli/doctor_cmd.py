@@ -240,7 +240,22 @@ def _support(
     if isinstance(choice, Status):
         return {**row, "supported": False, "detail": str(choice)}
     kernels = validated.KernelClass.of(problem, choice.schedule, arch)
-    return {**row, "supported": True, "detail": validated.describe(kernels)}
+    return {**row, "supported": True, "detail": _hardware(kernels)}
+
+
+def _hardware(kernels: validated.KernelClass) -> str:
+    """What ran of the class that the look-up takes; if nothing, what of its sisters."""
+    text = validated.describe(kernels)
+    kind = (kernels.arch, kernels.family)
+    others = dict.fromkeys(
+        row.kernels
+        for row in validated.RECORDS
+        if (row.kernels.arch, row.kernels.family) == kind
+    )
+    if kernels in others or not others:
+        return text
+    listed = (f"{x.form}: {validated.describe(x)}" for x in others)
+    return "; ".join((f"{kernels.form}: {text}", *listed))
 
 
 def to_text(report: dict[str, Any]) -> str:

@@ -66,12 +66,15 @@ class KernelClass:
         group = schedule.cta_group
         return cls(arch.name, family, group, cluster, schedule.launch, turns)
 
-    def __str__(self) -> str:
-        text = (
-            f"{self.arch} {self.family}, {self.cta_group}-CTA, {self.cluster} cluster"
-        )
+    @property
+    def form(self) -> str:
+        """What tells it from other classes of its arch and family."""
+        text = f"{self.cta_group}-CTA, {self.cluster} cluster"
         text += "" if self.launch == "plain" else f", {self.launch} launch"
         return text + (", in turns" if self.turns else "")
+
+    def __str__(self) -> str:
+        return f"{self.arch} {self.family}, {self.form}"
 
 
 @dataclass(frozen=True)
