@@ -61,6 +61,7 @@ def _grouped(group: str, seconds: int, settles: str) -> Step:
     )
 
 
+WORKERS = {"TORCH_CUTE_BACKEND_COMPILE_WORKERS": str(min(12, os.cpu_count() or 2))}
 STEPS = (
     Step(
         "ptx_vs_gpu",
@@ -82,6 +83,7 @@ STEPS = (
         "fills the kernel cache for the grouped steps",
         60,
         300,
+        WORKERS,
     ),
     _grouped("exact", 60, "kinds, schedules and patterns of groups; died once"),
     _grouped("frames", 20, "what lies around the tensors is kept; died once"),
@@ -115,11 +117,19 @@ STEPS = (
         300,
     ),
     Step(
+        "loop_omission_compile",
+        "benchmarks/loop_omission_gpu.py --compile",
+        "fills the kernel cache for the next step",
+        60,
+        300,
+        WORKERS,
+    ),
+    Step(
         "loop_omission",
         "benchmarks/loop_omission_gpu.py --out {out}",
-        "µs of inline, kept and omitted, warm and cold",
-        120,
-        400,
+        "µs of inline, kept and omitted, warm and cold; goes on where it was cut",
+        200,
+        500,
     ),
     Step(
         "low_tiles",

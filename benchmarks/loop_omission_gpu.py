@@ -2,6 +2,7 @@
 """What omitting the shared loop saves in time, on a GPU.
 
     python benchmarks/loop_omission_gpu.py --out benchmarks/results
+    python benchmarks/loop_omission_gpu.py --compile                  (no GPU needed)
     python benchmarks/loop_omission_gpu.py --pack kernels.tar.xz      (no GPU needed)
     python benchmarks/loop_omission_gpu.py --kernels kernels.tar.xz --out results
 
@@ -10,7 +11,8 @@ not: at 1, 4 and 16 tiles per CTA, on pretuned FP8 shapes with the schedules tha
 tables hold, and on grouped GEMMs with both schedulers. Each kernel's numbers are
 checked first, and all forms must agree bit for bit. Each case runs in a child process
 with a time limit. Rows are appended to ``loop_omission_gpu.jsonl``; a table of all rows
-there goes to ``loop_omission_gpu.md``.
+there goes to ``loop_omission_gpu.md`` after each case. A case whose rows of this commit
+are there is not measured again: a run that was cut short goes on.
 """
 
 from __future__ import annotations
@@ -143,7 +145,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--kernels", type=Path, help="archive that --pack wrote")
     parser.add_argument("--pack", type=Path, help="compile, write an archive, end")
-    parser.add_argument("--arch", default="sm_90a", help="of --pack")
+    parser.add_argument("--compile", action="store_true", help="fill the cache, end")
+    parser.add_argument("--arch", default="sm_90a", help="of --pack and --compile")
     parser.add_argument("--only", nargs="*", default=[], help="parts of case names")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -155,27 +158,49 @@ def main() -> int:
         for case in cases().values()
         if not args.only or any(part in case.name for part in args.only)
     ]
-    if args.pack is not None:
+    if args.pack is not None or args.compile:
         return compile_all(chosen, arch_spec(args.arch), args.pack)
+    path = args.out / f"{FILE}.jsonl"
+    known = finished(results.read(path), results.commit())
+    todo = [case for case in chosen if case.name not in known]
+    args.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         environ = []
         if args.kernels is not None:
             unpack(args.kernels, Path(folder))
             environ = [f"{config.PREFIX}CACHE_DIR={folder}"]
-        failed = sum(not run_child(case, environ, args.out) for case in chosen)
-    rows = results.read(args.out / f"{FILE}.jsonl")
-    (args.out / f"{FILE}.md").write_text(table(rows), encoding="utf-8")
-    print(f"{len(chosen)} cases, {failed} failed; rows are in {args.out}")
+        failed = 0
+        for case in todo:
+            failed += not run_child(case, environ, args.out)
+            text = table(results.read(path))
+            (args.out / f"{FILE}.md").write_text(text, encoding="utf-8")
+    done = len(chosen) - len(todo)
+    print(f"{len(todo)} cases, {failed} failed, {done} known; rows are in {args.out}")
     return 1 if failed else 0
 
 
-def compile_all(chosen: Sequence[Case], arch: ArchSpec, target: Path) -> int:
-    """Every form of every case into an archive for ``--kernels``."""
+def finished(rows: Sequence[dict[str, Any]], commit: str) -> set[str]:
+    """Cases that have a row of ``commit`` for each form and protocol."""
+    found: dict[str, set[tuple[str, str]]] = {}
+    for row in rows:
+        if row["commit"] == commit:
+            found.setdefault(row["case"], set()).add((row["form"], row["protocol"]))
+    every = len(FORMS) * len(PROTOCOLS)
+    return {case for case, seen in found.items() if len(seen) == every}
+
+
+def compile_all(chosen: Sequence[Case], arch: ArchSpec, target: Path | None) -> int:
+    """Every form of every case into an archive for ``--kernels``, or into the kernel
+    cache: side by side, where a case by itself would wait for three."""
     sources = {
         built.source.sha256: built.source
         for case in chosen
         for built in builds(case, arch).values()
     }
+    if target is None:
+        launch.load_kernels(list(sources.values()))
+        print(f"{len(sources)} kernels")
+        return 0
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o700)
         config.update(cache_dir=Path(folder))

@@ -89,6 +89,20 @@ class TestMeasure(TestCase):
         self.assertEqual(row["case"], "bf16_static_g8")
         self.assertIn("no supported GPU", row["error"])
 
+    def test_a_run_goes_on_where_it_was_cut_short(self):
+        """Rows of another commit, or of some forms only, do not count."""
+        every = [(f, p) for f in script.FORMS for p in script.PROTOCOLS]
+        rows = [
+            {"case": case, "form": form, "protocol": protocol, "commit": commit}
+            for case, commit, some in (
+                ("done", "now", every),
+                ("cut_short", "now", every[:4]),
+                ("old", "before", every),
+            )
+            for form, protocol in some
+        ]
+        self.assertEqual(script.finished(rows, "now"), {"done"})
+
     def test_table(self):
         rows = [
             {

@@ -43,9 +43,14 @@ def environment(device: int = 0) -> Environment:
         driver=_driver(),
         torch=torch.__version__,
         dsl=_version("nvidia-cutlass-dsl"),
-        commit=os.environ.get("TORCH_CUTE_BACKEND_COMMIT") or _git_commit(),
+        commit=commit(),
         date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
     )
+
+
+def commit() -> str:
+    """Of the code that measures, as :func:`environment` names it; needs no GPU."""
+    return os.environ.get("TORCH_CUTE_BACKEND_COMMIT") or _git_commit()
 
 
 def row(
