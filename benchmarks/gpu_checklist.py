@@ -8,9 +8,9 @@
 Each step is a script of this repository in a process with a time limit; one that hangs
 costs its limit, not the rest. What a step wrote lies in ``--out``: its rows
 (``*.jsonl``), its ``STEP.log``, and a line of ``checklist.jsonl`` with how it ended.
-Steps that passed are not run again; those that do not fit into what is left of the
-budget are put off, and said to be. Needs the CuTe DSL or kernels compiled before
-(README.md here).
+Steps that passed are not run again, those that ran out of time are; those that do not
+fit into what is left of the budget are put off, and said to be. Needs the CuTe DSL or
+kernels compiled before (README.md here).
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ def _grouped(group: str, seconds: int, settles: str) -> Step:
     )
 
 
+UNFINISHED = "out of time"
+"""What a script says that kept to its budget and left something to the next run."""
 WORKERS = {"TORCH_CUTE_BACKEND_COMPILE_WORKERS": str(min(12, os.cpu_count() or 2))}
 STEPS = (
     Step(
@@ -156,8 +158,8 @@ STEPS = (
     ),
     Step(
         "variants_grouped",
-        "benchmarks/try_variants.py --list benchmarks/variants/grouped.jsonl",
-        "grouped schedules not timed, pingpong among them",
+        "benchmarks/try_variants.py --list benchmarks/variants/grouped2.jsonl",
+        "grouped pingpong beside the schedules that were chosen",
         120,
         300,
     ),
@@ -263,7 +265,10 @@ def run(step: Step, out: Path, limit_s: float) -> tuple[str, float]:
     seconds = time.monotonic() - start
     if code is None:
         return f"killed after {limit_s:.0f} s", seconds
-    return ("passed" if code == 0 else f"exit status {code}"), seconds
+    if code:
+        return f"exit status {code}", seconds
+    said = (out / f"{step.name}.log").read_text(encoding="utf-8", errors="replace")
+    return (UNFINISHED if UNFINISHED in said else "passed"), seconds
 
 
 def record(step: Step, outcome: str, seconds: float, out: Path) -> None:

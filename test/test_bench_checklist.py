@@ -70,6 +70,15 @@ class TestRun(TestCase):
             code, lines, _ = self.run_steps(out, PASS, FAIL)
             self.assertEqual([line.split(":")[0] for line in lines], ["bad"])
 
+    def test_what_ran_out_of_time_is_run_again(self):
+        words = "-c 'print(\"[3/9]: out of time; run again to go on\")'"
+        step = script.Step("part", words, "", 0, 20)
+        with tempfile.TemporaryDirectory() as out:
+            for _ in range(2):
+                _, lines, summary = self.run_steps(out, step)
+                self.assertRegex(lines[0], "part: out of time in")
+                self.assertEqual(summary["passed"], [])
+
     def test_a_hang_costs_its_limit(self):
         with tempfile.TemporaryDirectory() as out:
             begin = time.monotonic()

@@ -6,6 +6,7 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 import torch
 
@@ -193,10 +194,12 @@ class Suite:
 
 
 _GROUPED_NK = ((6144, 7168), (7168, 3072), (4096, 4096), (4096, 2048))
-_GROUPED = (
+_GROUPED_LARGE = (
     *((4, 8192, n, k) for n, k in (*_GROUPED_NK, (4096, 7168), (7168, 2048))),
     *((8, 4096, n, k) for n, k in _GROUPED_NK),
-    *((32, m, n, k) for m in (4, 16, 64, 256) for n, k in ((4096, 7168), (7168, 2048))),
+)
+_GROUPED_FEW = tuple(
+    (32, m, n, k) for m in (64, 4, 16, 256) for n, k in ((4096, 7168), (7168, 2048))
 )
 """(groups, M of one, N, K): DeepGEMM's contiguous ones, and few rows for each of many
 groups, as a batch of tokens gives its experts."""
@@ -206,15 +209,19 @@ _WGRAD = ((4, 8192, 4096, 4096), (8, 4096, 7168, 2048), (32, 256, 7168, 2048))
 
 
 def _grouped_cases() -> tuple[tuple[str, Shape], ...]:
-    found: list[tuple[str, Shape]] = []
-    for dtype in ("fp8", "bf16"):
-        for rows, end in ((_GROUPED, ""), (_SKEWED, "-skewed")):
-            for groups, m, n, k in rows:
-                kind = f"{dtype}-grouped-m-g{groups}{end}"
-                found.append((kind, (groups * m, n, k)))
-    for groups, k, m, n in _WGRAD:
-        found.append((f"bf16-wgrad-g{groups}", (m, n, groups * k)))
-    return tuple(found)
+    """By turns of each kind, so that a run cut short has seen all of them."""
+    kinds: list[list[tuple[str, Shape]]] = []
+    for rows, end in ((_GROUPED_LARGE, ""), (_GROUPED_FEW, ""), (_SKEWED, "-skewed")):
+        for dtype in ("fp8", "bf16"):
+            kinds.append(
+                [
+                    (f"{dtype}-grouped-m-g{groups}{end}", (groups * m, n, k))
+                    for groups, m, n, k in rows
+                ]
+            )
+    kinds.append([(f"bf16-wgrad-g{g}", (m, n, g * k)) for g, k, m, n in _WGRAD])
+    turns = zip_longest(*kinds)
+    return tuple(case for turn in turns for case in turn if case is not None)
 
 
 RANDOM = "random"
