@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from torch_cute_backend.problem import Grouping
+from torch_cute_backend.problem import Grouping, scale_count
+from torch_cute_backend.runtime.block_scales import from_tiles
 
 Slices = tuple[int, slice]
 
@@ -20,6 +21,21 @@ def groups_of(offsets: Sequence[int]) -> Iterator[Slices]:
     for g, end in enumerate(offsets):
         yield g, slice(begin, end)
         begin = end
+
+
+def _block_scaled(
+    a: torch.Tensor, b: torch.Tensor, scales: Sequence[torch.Tensor], ends: list[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A and B of groups along M with MXFP8's scales applied."""
+    a, b, k = a.clone(), b.clone(), a.shape[1]
+    tiles = scales[0].reshape(-1)
+    for g, part in groups_of(ends):
+        rows = part.stop - part.start
+        count = scale_count(rows, k)
+        a[part] *= from_tiles(tiles[:count], rows, k)
+        b[g] *= from_tiles(scales[1][g], b.shape[1], k)
+        tiles = tiles[count:]
+    return a, b
 
 
 def grouped_product(
@@ -37,6 +53,9 @@ def grouped_product(
         offsets: ends of the groups; none for :attr:`Grouping.BATCH`.
     """
     a, b = a.float(), b.float()
+    if scales and scales[0].dtype is torch.float8_e8m0fnu and offsets is not None:
+        a, b = _block_scaled(a, b, scales, [int(x) for x in offsets])
+        scales = ()
     if offsets is None:
         out = a @ b.mT
         if scales:

@@ -23,6 +23,7 @@ from torch_cute_backend.epilogue.graph import EpilogueGraph, InputKind
 from torch_cute_backend.epilogue.ops import op_class
 from torch_cute_backend.inductor.spec import KernelSpec
 from torch_cute_backend.problem import GemmProblem
+from torch_cute_backend.runtime.block_scales import from_tiles
 
 
 class ReferenceGemm:
@@ -52,9 +53,14 @@ class ReferenceGemm:
             run_grouped(self.spec.problem, tensors)
             return
         a, b, *rest = tensors
-        graph = self.spec.problem.epilogue
+        problem = self.spec.problem
+        graph = problem.epilogue
         outputs, inputs = rest[: len(graph.outputs)], rest[len(graph.outputs) :]
-        values = evaluate(graph, a.float() @ b.float().t(), inputs)
+        a, b = a.float(), b.float()
+        if problem.block_scaled:
+            a = a * from_tiles(inputs.pop(0), *a.shape)
+            b = b * from_tiles(inputs.pop(0), *b.shape)
+        values = evaluate(graph, a @ b.t(), inputs)
         for output, value in zip(outputs, values, strict=True):
             output.copy_(cast(value, output.dtype))
 

@@ -117,7 +117,7 @@ class CuteCaller(TritonTemplateCaller):  # type: ignore[misc]
 
     def _operands(self) -> tuple[View, ...]:
         r = self.candidate.request
-        return (r.a, r.b, *r.epilogue.inputs, *r.tail)
+        return (r.a, r.b, *r.scales, *r.epilogue.inputs, *r.tail)
 
     def precompile(self) -> None:
         """Compile in a child process; Inductor calls this from a thread pool and drops

@@ -26,11 +26,18 @@ from torch_cute_backend.inductor.request import (
     both_reasons,
     check_environment,
     dtype_name,
+    flat_view,
     major_of,
     normal_pitch,
 )
 from torch_cute_backend.inductor.views import Size, View, views_of
-from torch_cute_backend.problem import Accum, GemmProblem, Grouping, Major
+from torch_cute_backend.problem import (
+    Accum,
+    GemmProblem,
+    Grouping,
+    Major,
+    scale_count,
+)
 from torch_cute_backend.status import Status
 
 _GROUPINGS = {
@@ -61,6 +68,13 @@ class _Operands:
     b: View
     scales: tuple[View, ...]
     offsets: View | None
+
+    @property
+    def block_scaled(self) -> bool:
+        """Are the scales MXFP8's?"""
+        return bool(self.scales) and all(
+            s.dtype is torch.float8_e8m0fnu for s in self.scales
+        )
 
 
 def grouped_request(call: OpCall, nodes: Sequence[Any]) -> GemmRequest | Status:
@@ -115,6 +129,9 @@ def _build(
     out = _out_dtype(call, o)
     if isinstance(out, Status):
         return out
+    scales = _block_scales(o, sizes) if o.block_scaled else ()
+    if isinstance(scales, Status):
+        return scales
     epilogue = _epilogue(o, sizes, out)
     if isinstance(epilogue, Status):
         return epilogue
@@ -132,6 +149,7 @@ def _build(
         device,
         sizes.m,
         tail=() if o.offsets is None else (o.offsets,),
+        scales=scales,
     )
 
 
@@ -142,7 +160,9 @@ def _problem(
     epilogue: BoundEpilogue,
     majors: tuple[Major, Major],
 ) -> GemmProblem:
-    exact = bool(o.scales) and not call.get("use_fast_accum", False)
+    scaling = "rowwise" if o.scales else "none"
+    scaling = "mxfp8" if o.block_scaled else scaling
+    exact = scaling == "rowwise" and not call.get("use_fast_accum", False)
     (out,) = epilogue.outputs
     unit = 16 // out.dtype.itemsize
     aligned = (compat.known_multiple(x, unit) for x in (out.size[-1], out.stride[-2]))
@@ -155,7 +175,7 @@ def _problem(
         b_dtype=DTYPES[dtype_name(o.b.dtype)],
         a_major=majors[0],
         b_major=majors[1],
-        scaling="rowwise" if o.scales else "none",
+        scaling=scaling,
         accum=Accum.EXACT if exact else Accum.FAST,
         epilogue=epilogue.graph,
         out_aligned=all(aligned),
@@ -247,7 +267,7 @@ def _out_view(o: _Operands, sizes: _Sizes, out: DType) -> View:
 def _epilogue(o: _Operands, sizes: _Sizes, out: DType) -> BoundEpilogue | Status:
     """``cast(acc * scale_a * scale_b)``, the scales as ATen takes them."""
     view = _out_view(o, sizes, out)
-    if not o.scales:
+    if not o.scales or o.block_scaled:
         return BoundEpilogue(EpilogueGraph.linear(out), (), (view,))
     for scale, matrix, extent in zip(
         o.scales, (o.a, o.b), (sizes.m, sizes.n), strict=True
@@ -257,6 +277,33 @@ def _epilogue(o: _Operands, sizes: _Sizes, out: DType) -> BoundEpilogue | Status
             return status
     graph = EpilogueGraph.linear(out, InputKind.ROW, InputKind.COL)
     return BoundEpilogue(graph, o.scales, (view,))
+
+
+def _block_scales(o: _Operands, sizes: _Sizes) -> tuple[View, ...] | Status:
+    """Of A all groups' tiles, flat; of B one row a group. How many A has depends on the
+    groups, so only that they are whole tiles of rows can be checked."""
+    if o.grouping is not Grouping.M:
+        return Status.no(f"MXFP8 with groups along {o.grouping.value}: only along m")
+    a, b = o.scales
+    flat = flat_view(a)
+    if flat is None or len(b.size) != 2 or not compat.known_equal(b.stride[1], 1):
+        return Status.no("block scales that are not contiguous")
+    if any(compat.is_dynamic(x) for x in (sizes.n, sizes.k)):
+        return Status.no(f"block scales of a dynamic size {sizes.n} x {sizes.k}")
+    wanted = scale_count(int(sizes.n), int(sizes.k))
+    row = scale_count(1, int(sizes.k))
+    status = Status.check(
+        (
+            compat.known_equal(b.size[0], sizes.groups)
+            and compat.known_equal(b.size[1], wanted),
+            f"block scales of shape {b.size}, expected {(sizes.groups, wanted)}",
+        ),
+        (
+            compat.known_multiple(flat.size[0], row),
+            f"{flat.size[0]} block scales are not a multiple of {row} for certain",
+        ),
+    )
+    return (flat, b) if status else status
 
 
 def _check_scale(

@@ -1,7 +1,8 @@
 """Turning the plugin on and off.
 
-``install`` wraps entries of Inductor's lowering table, replaces the schedulings in its
-device registry, and registers our cache key; nothing else of torch is touched.
+``install`` wraps entries of Inductor's lowering table and the question whether a node
+has one, replaces the schedulings in its device registry, and registers our cache key;
+nothing else of torch is touched.
 Importing this module imports neither Inductor nor Dynamo: if they are not loaded yet,
 installation happens when they are.
 """
@@ -121,6 +122,7 @@ def _install_now() -> None:
     try:
         for step in (
             _wrap_lowerings,
+            _let_block_scales_through,
             _replace_cuda_scheduling,
             _replace_cpu_scheduling,
             _register_cache_key,
@@ -152,6 +154,24 @@ def _wrap_lowerings() -> Any:
             if lowerings.get(key) is ours:
                 lowerings[key] = stock
         _unhook_choices()
+
+    return undo
+
+
+def _let_block_scales_through() -> Any:
+    """Replace the question that comes before the lowering table."""
+    from torch._inductor import graph
+
+    from torch_cute_backend.inductor import block_scales
+
+    name = "fallback_node_due_to_unsupported_type"
+    stock = getattr(graph, name)
+    ours = block_scales.let_through(stock)
+    setattr(graph, name, ours)
+
+    def undo() -> None:
+        if getattr(graph, name) is ours:
+            setattr(graph, name, stock)
 
     return undo
 

@@ -18,7 +18,7 @@ import torch
 from torch._inductor.virtualized import V
 
 from torch_cute_backend import config
-from torch_cute_backend.inductor import compat, reasons
+from torch_cute_backend.inductor import block_scales, compat, reasons
 from torch_cute_backend.inductor.request import OpCall
 from torch_cute_backend.status import Status
 
@@ -113,6 +113,8 @@ def wrap(
         before()
         token = _pending.set(Pending(call, V.graph))
         try:
+            if block_scales.applies(call):
+                return block_scales.lower(call)
             return stock(*args, **kwargs)
         finally:
             _pending.reset(token)

@@ -22,7 +22,7 @@ from torch_cute_backend.inductor import compat
 from torch_cute_backend.inductor.epilogue import BoundEpilogue
 from torch_cute_backend.inductor.target import target_of
 from torch_cute_backend.inductor.views import Size, View, view_of, views_of
-from torch_cute_backend.problem import Accum, GemmProblem, Major
+from torch_cute_backend.problem import Accum, GemmProblem, Major, scale_count
 from torch_cute_backend.status import Status
 
 MAX_ELEMENTS = 2**31
@@ -53,6 +53,8 @@ class GemmRequest:
             over benchmark tensors.
         device: where it runs.
         m: M, symbolic if it is dynamic.
+        scales: block scales of A and B, which the kernel takes before the epilogue's
+            inputs.
         tail: what the kernel takes after the epilogue's inputs (a grouped GEMM's
             offsets).
         must_decide: other choices would give another result, so none may compete.
@@ -68,6 +70,7 @@ class GemmRequest:
     m: Size
     must_decide: bool = False
     tail: tuple[View, ...] = ()
+    scales: tuple[View, ...] = ()
 
     @property
     def out(self) -> View:
@@ -75,7 +78,8 @@ class GemmRequest:
 
     def arguments(self, epilogue: BoundEpilogue) -> tuple[View, ...]:
         """What the kernel of this request with ``epilogue`` is called with."""
-        return (self.a, self.b, *epilogue.outputs, *epilogue.inputs, *self.tail)
+        inputs = (*self.scales, *epilogue.inputs, *self.tail)
+        return (self.a, self.b, *epilogue.outputs, *inputs)
 
 
 @dataclass(frozen=True)
@@ -153,7 +157,11 @@ def _build(
     epilogue = _epilogue(call, operands, out_dtype, m, n)
     if isinstance(epilogue, Status):
         return epilogue
-    fast = call.op != "scaled_mm" or bool(call.get("use_fast_accum", False))
+    scaling = _scaling(operands)
+    scales = _block_scales(operands, m, n) if scaling == "mxfp8" else ()
+    if isinstance(scales, Status):
+        return scales
+    exact = scaling in ("tensorwise", "rowwise") and not call.get("use_fast_accum")
     problem = GemmProblem(
         op=call.op,
         m=compat.hint(m),
@@ -163,8 +171,8 @@ def _build(
         b_dtype=b_dtype,
         a_major=a_major,
         b_major=b_major,
-        scaling=_scaling(operands),
-        accum=Accum.FAST if fast else Accum.EXACT,
+        scaling=scaling,
+        accum=Accum.EXACT if exact else Accum.FAST,
         epilogue=epilogue.graph,
         out_aligned=compat.known_multiple(n, max(16 // out_dtype.bytes, 1)),
     )
@@ -181,6 +189,7 @@ def _build(
         device,
         m,
         must_decide=call.get("scale_result") is not None and out_dtype.is_fp8,
+        scales=scales,
     )
 
 
@@ -244,8 +253,38 @@ def normal_pitch(view: View, major: Major) -> View:
 def _scaling(operands: _Operands) -> str:
     if operands.scale_a is None or operands.scale_b is None:
         return "none"
+    if operands.scale_a.dtype is operands.scale_b.dtype is torch.float8_e8m0fnu:
+        return "mxfp8"
     single = _is_single(operands.scale_a) and _is_single(operands.scale_b)
     return "tensorwise" if single else "rowwise"
+
+
+def _block_scales(operands: _Operands, m: Size, n: Size) -> tuple[View, ...] | Status:
+    """MXFP8's, as flat views; as many as ATen wants, which must be known."""
+    found = []
+    pairs = ((operands.scale_a, m), (operands.scale_b, n))
+    for view, rows in pairs:
+        flat = None if view is None else flat_view(view)
+        if flat is None:
+            return Status.no("block scales that are not contiguous")
+        k = operands.a.size[1]
+        if any(compat.is_dynamic(x) for x in (rows, k)):
+            return Status.no(f"block scales of a dynamic size {rows} x {k}")
+        wanted = scale_count(int(rows), int(k))
+        if not compat.known_equal(flat.size[0], wanted):
+            return Status.no(f"{flat.size[0]} block scales, expected {wanted}")
+        found.append(flat)
+    return tuple(found)
+
+
+def flat_view(view: View) -> View | None:
+    """A contiguous view as 1-D, else None."""
+    step: Size = 1
+    for size, stride in zip(reversed(view.size), reversed(view.stride), strict=True):
+        if not compat.known_equal(size, 1) and not compat.known_equal(stride, step):
+            return None
+        step = step * size
+    return View(view.name, view.dtype, (step,), (1,), view.offset)
 
 
 def _is_single(view: View) -> bool:
@@ -298,7 +337,7 @@ def _apply_scales(
     e: _Epilogue, call: OpCall, operands: _Operands, value: int, m: Size, n: Size
 ) -> int | Status:
     scale_a, scale_b = operands.scale_a, operands.scale_b
-    if scale_a is None or scale_b is None:
+    if scale_a is None or scale_b is None or _scaling(operands) == "mxfp8":
         return value
     if scale_a.dtype is not torch.float32 or scale_b.dtype is not torch.float32:
         return Status.no(f"scales of {scale_a.dtype} and {scale_b.dtype}")
