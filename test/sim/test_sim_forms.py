@@ -55,14 +55,11 @@ class Family:
 
 
 FAMILIES = (
-    Family("bf16", SM90, mm(), S90),
     Family("fp8_cluster", SM90, fp8(), replace(S90, tile_k=128, cluster_n=2)),
     Family("two_roots", SM90, TWO, S90, ("kept",) * 3),
-    Family("bf16", SM100, mm(), S100),
     Family(
         "fp8_pair", SM100, fp8(), replace(S100, tile_k=128, cluster_m=2, cta_group=2)
     ),
-    Family("two_roots", SM100, TWO, S100, ("kept",) * 3),
 )
 
 
