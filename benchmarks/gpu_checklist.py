@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+WORKERS = {"TORCH_CUTE_BACKEND_COMPILE_WORKERS": str(min(12, os.cpu_count() or 2))}
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,20 @@ def _grouped(group: str, seconds: int, settles: str) -> Step:
     )
 
 
+def _inductor(group: str, environ: dict[str, str]) -> Step:
+    """Cases of one group alone: the test beside them would run all of its group."""
+    return Step(
+        f"inductor_grouped_{group}",
+        f"test/gpu/inductor_cases.py {group} grouped_*",
+        "grouped GEMMs through torch.compile",
+        120,
+        420,
+        {"TORCH_CUTE_BACKEND_COUNT_LAUNCHES": "1", **environ, **WORKERS},
+    )
+
+
 UNFINISHED = "out of time"
 """What a script says that kept to its budget and left something to the next run."""
-WORKERS = {"TORCH_CUTE_BACKEND_COMPILE_WORKERS": str(min(12, os.cpu_count() or 2))}
 STEPS = (
     Step(
         "ptx_vs_gpu",
@@ -103,19 +115,21 @@ STEPS = (
         40,
         120,
     ),
-    Step(
-        "inductor_grouped",
-        "-m pytest -q test/gpu/test_inductor_gpu.py -k grouped",
-        "grouped GEMMs through torch.compile",
-        90,
-        300,
-    ),
+    _inductor("compete", {"TORCHINDUCTOR_AUTOTUNE_CHOICE_NAME_REGEX": "^torch_cute"}),
+    _inductor("decide", {}),
     Step(
         "bench_grouped",
         "-m torch_cute_backend bench grouped --out {out}/grouped.jsonl"
         " --providers torch_cute_backend,aten,inductor --budget 280",
         "1.1x of ATen and Triton at DeepGEMM's grouped shapes",
         200,
+        300,
+    ),
+    Step(
+        "variants_grouped",
+        "benchmarks/try_variants.py --list benchmarks/variants/grouped2.jsonl",
+        "grouped pingpong beside the schedules that were chosen",
+        120,
         300,
     ),
     Step(
@@ -153,13 +167,6 @@ STEPS = (
         "variants",
         "benchmarks/try_variants.py",
         "schedules that were built and simulated, not timed",
-        120,
-        300,
-    ),
-    Step(
-        "variants_grouped",
-        "benchmarks/try_variants.py --list benchmarks/variants/grouped2.jsonl",
-        "grouped pingpong beside the schedules that were chosen",
         120,
         300,
     ),
@@ -239,9 +246,11 @@ def run(step: Step, out: Path, limit_s: float) -> tuple[str, float]:
     """How a step ended, ``"passed"`` or what was wrong, and its seconds."""
     folder = out.resolve()
     command = [sys.executable, *shlex.split(step.command.format(out=folder))]
+    found = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     environ = {
         **os.environ,
         **step.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, found)),
         "TORCH_CUTE_BACKEND_GPU_RESULTS": str(folder / "gpu_tests.jsonl"),
         "PYTHONUNBUFFERED": "1",
     }

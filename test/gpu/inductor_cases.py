@@ -1,6 +1,6 @@
 """Child process of ``test_inductor_gpu``: runs one group of cases, one line each.
 
-    python inductor_cases.py GROUP [CASE ...]
+    python inductor_cases.py GROUP [PATTERN ...]    cases by name, as "grouped_*"
 
 prints ``{"case": ..., "ok": ..., "detail": ...}`` lines. A case compiles a model
 with ``torch.compile``, runs it on small integers (every sum exact), compares with fp32,
@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -696,7 +697,7 @@ def main(group: str, names: Sequence[str]) -> int:
     prepare(group)
     failed = 0
     for name, fn in CASES[group].items():
-        if names and name not in names:
+        if names and not any(fnmatch(name, pattern) for pattern in names):
             continue
         begin = time.perf_counter()
         try:
