@@ -91,20 +91,26 @@ class TestScales(InductorTestCase):
         self.check_numbers(compiled, tensors, want.to(F16), atol=0, rtol=2**-10)
 
     @parametrize(
-        "kind,reason",
+        "kind,count,reason",
         [
-            subtest((torch.float8_e8m0fnu, "scales of torch.float8_e8m0fnu"), "mx"),
-            subtest((E4M3, "scales of torch.float8_e4m3fn"), "nvfp4"),
+            subtest((torch.float8_e8m0fnu, 2048, ""), "mx"),
+            subtest((torch.float8_e8m0fnu, 4096, "4096 block scales"), "mx_size"),
+            subtest((E4M3, 2048, "scales of torch.float8_e4m3fn"), "nvfp4"),
         ],
     )
-    def test_block_scale_formats_are_refused(self, kind: Any, reason: str) -> None:
+    def test_block_scale_formats(self, kind: Any, count: int, reason: str) -> None:
+        """Taken as block scales or refused, never for rowwise ones."""
         # pytorch/pytorch#187315, #186384.
         with fake_mode():
             operands = [empty(256, 256, dtype=E4M3), empty(256, 256, dtype=E4M3).t()]
-            scales = [empty(2048, dtype=kind), empty(2048, dtype=kind)]
+            scales = [empty(count, dtype=kind), empty(count, dtype=kind)]
             nodes = [node(t) for t in (*operands, *scales)]
             call = OpCall("scaled_mm", {"out_dtype": BF16})
-            self.assertIn(reason, str(lowered_request(call, nodes)))
+            request = lowered_request(call, nodes)
+        if reason:
+            self.assertIn(reason, str(request))
+        else:
+            self.assertEqual(request.problem.scaling, "mxfp8")
 
     @parametrize("name", sorted(RECIPES))
     def test_recipes_of_v2_that_are_not_ours(self, name: str) -> None:
