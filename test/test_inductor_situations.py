@@ -184,6 +184,19 @@ class TestShapes(InductorTestCase):
             call = OpCall("scaled_mm", {"out_dtype": BF16})
             self.assertIn("must both be K-major", str(lowered_request(call, nodes)))
 
+    def test_fp8_weights_stored_as_bytes(self) -> None:
+        # Inductor keeps x.view(dtype) as a view of the buffer of x.
+        a, w, *scales = scaled_operands()
+        stored = [a.view(torch.uint8), w.view(torch.uint8), *scales]
+
+        def fn(a: Any, w: Any, sa: Any, sb: Any) -> Any:
+            return scaled()(a.view(E4M3), w.view(E4M3), sa, sb)
+
+        compiled = self.compile(fn, stored)
+        self.assertEqual(len(our_calls(compiled.code)), 1, self.reasons())
+        want = scaled_reference(a, w, *scales).to(BF16)
+        self.check_numbers(compiled, stored, want)
+
     def test_k_that_eager_refuses_is_refused_when_traced(self) -> None:
         # pytorch/ao#1268, #4106.
         tensors = scaled_operands(k=24)

@@ -47,6 +47,14 @@ class View:
         """The argument in the generated wrapper."""
         scheduler = V.graph.scheduler
         name = scheduler.mutation_real_name.get(self.name, self.name)
+        text = self._window(name)
+        if V.graph.get_dtype(name) is self.dtype:
+            return text
+        # The operand is x.view(dtype), which Inductor keeps as a view of x's buffer.
+        return f"{text}.view({self.dtype})"
+
+    def _window(self, name: str) -> str:
+        """The elements in question of the wrapper's variable ``name``."""
         base = V.graph.try_get_buffer(name)
         if base is not None and self._is_all_of(base.get_layout()):
             return str(name)
