@@ -129,6 +129,19 @@ class TestGrouped(InductorTestCase):
         (spec,) = specs(compiled.code)
         self.assertEqual(spec.problem.family, "mxfp8-grouped-m")
 
+    @parametrize("backends", ["TRITON", "TORCH_CUTE"])
+    def test_eager_serves_whatever_the_backends(self, backends: str) -> None:
+        """As without the plugin: Inductor leaves block scales to eager, so neither a
+        list without us nor one without ATen that we cannot serve may stop it."""
+        tensors = self.tensors()
+        if backends == "TORCH_CUTE":
+            # Not whole tiles of scales: refused by us, unchecked by a trace.
+            tensors[2] = tensors[2][:-1].contiguous()
+        options = {"max_autotune_gemm_backends": backends}
+        compiled = self.compile(self.fn, tensors, capability=B200, options=options)
+        self.assertEqual(our_calls(compiled.code), [])
+        self.assertIn("_scaled_grouped_mm", compiled.code)
+
     @parametrize(
         "change,words",
         [

@@ -41,7 +41,7 @@ def let_through(stock: Callable[..., bool]) -> Callable[..., bool]:
 def _served(node: torch.fx.Node) -> bool:
     if node.target is not _OP or not config.get().enabled:
         return False
-    if not compat.max_autotune_is_on():
+    if not compat.max_autotune_is_on() or not compat.asked_for():
         return False
     values = [getattr(x, "meta", {}).get("val") for x in node.args[_SCALES]]
     scales = [v for v in values if _is_e8m0(v)]
@@ -77,12 +77,17 @@ def applies(call: OpCall) -> bool:
 
 
 def lower(call: OpCall) -> Any:
-    """The op's result in the graph: ATen's kernel, or what beats it."""
+    """The op's result in the graph: ATen's kernel, or what beats it.
+
+    ATen's too where the backends name others alone and none of ours serves: without us
+    Inductor would have left the node to eager whatever they name.
+    """
     from torch._inductor.kernel.mm_grouped import (
         aten__scaled_grouped_mm,
         grouped_mm_args,
     )
     from torch._inductor.select_algorithm import (
+        NoValidChoicesError,
         autotune_select_algorithm,
         realize_inputs,
     )
@@ -102,9 +107,12 @@ def lower(call: OpCall) -> Any:
         nodes, layout, out_dtype=out_dtype, use_fast_accum=fast
     )
     choices = [aten] if use_aten_gemm_kernels() else []
-    found = autotune_select_algorithm(
-        call.op, choices, nodes, layout, input_gen_fns=inputs
-    )
+    try:
+        found = autotune_select_algorithm(
+            call.op, choices, nodes, layout, input_gen_fns=inputs
+        )
+    except NoValidChoicesError:
+        return aten.output_node()
     # A pair in some versions.
     return found[0] if isinstance(found, tuple) else found
 
