@@ -203,6 +203,15 @@ class TestPool(RuntimeTestCase):
             with self.assertRaisesRegex(CompileError, "the child process died"):
                 future.result(timeout=60)
 
+    def test_a_process_that_the_system_refuses_is_an_error_of_the_job(self):
+        compilers = pool.CompilePool(workers=1)
+        self.addCleanup(compilers.close)
+        refused = BlockingIOError(11, "Resource temporarily unavailable")
+        with mock.patch.object(pool.subprocess, "Popen", side_effect=refused):
+            future = compilers.submit(scale_source())
+            with self.assertRaisesRegex(CompileError, "temporarily unavailable"):
+                future.result(timeout=60)
+
     def test_timeout_kills_the_child(self):
         compilers = pool.CompilePool(workers=1, timeout_s=0.3)
         self.addCleanup(compilers.close)

@@ -43,16 +43,23 @@ class WorkerProcess:
     """One child process. Not thread-safe: one job at a time."""
 
     def __init__(self, module: str = _CHILD, *, gpu: bool = False) -> None:
-        # A plain file, because a pipe that nobody reads would block a chatty child.
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            env=child_environ(gpu=gpu),
-            start_new_session=True,
-        )
+        """Start it. ``CompileError`` where the system refuses: a limit on processes or
+        memory, no folder for temporary files, no Python to run."""
+        # An embedded interpreter may know of no executable.
+        command = [sys.executable or "python", "-X", "faulthandler", "-m", module]
+        try:
+            # A plain file: a pipe that nobody reads would block a chatty child.
+            self._log = tempfile.TemporaryFile()  # noqa: SIM115
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                env=child_environ(gpu=gpu),
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise CompileError(f"cannot start a child process: {error}") from error
 
     def alive(self) -> bool:
         return self._process.poll() is None
