@@ -97,6 +97,13 @@ class TestEarly(TestCase):
         early.on_graph(GEMM)
         self.assertEqual(self.started(), [1])
 
+    def test_a_cache_that_cannot_be_read_stops_no_compilation(self) -> None:
+        # What lowering makes of such a folder is a reason, not an exception.
+        with config.patch(cache_dir=self.root / ("x" * 300)):
+            early.on_key()
+            early.on_graph(GEMM)
+        self.assertEqual(self.started(), [1])
+
     def test_the_pass_of_the_cache_key_tells_both_moments(self) -> None:
         plugin = PluginPass(None)
         plugin.uuid()

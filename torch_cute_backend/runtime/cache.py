@@ -156,11 +156,18 @@ class KernelCache:
                 yield entry
 
     def is_empty(self) -> bool:
-        """Is no entry stored, intact or not? Reads one name of the folder at most."""
-        if not self._entries.is_dir():
+        """Is no entry stored, intact or not? Reads one name of the folder at most.
+
+        No where the system does not let us look: nothing could be stored there either.
+        """
+        try:
+            with os.scandir(self._entries) as names:
+                return next(names, None) is None
+        except (FileNotFoundError, NotADirectoryError):
             return True
-        with os.scandir(self._entries) as names:
-            return next(names, None) is None
+        except OSError as error:
+            log.info("cannot read the cache: %s", error)
+            return False
 
     def verify(self) -> dict[str, str]:
         """What is wrong, by entry folder name; empty if all is well."""
