@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+import unittest.mock
 
 import torch
 from build_helper import grouped as grouped_problem
@@ -119,6 +120,24 @@ class TestDevices(TestCase):
         with self.assertRaisesRegex(UserError, "use gemm.run"):
             grouped.run(dense, matrix(4, 32), matrix(32, 16))
 
+    @parametrize("kind", ["dense", "groups"])
+    def test_block_scales_of_an_empty_k(self, kind):
+        # Padding K would need scales of its own.
+        build = types.SimpleNamespace(
+            problem=types.SimpleNamespace(
+                grouping=Grouping.M, is_grouped=kind == "groups", block_scaled=True
+            )
+        )
+        a, words = torch.zeros(8, 0), "needs a K of at least one block"
+        with (
+            unittest.mock.patch.object(gemm, "check_devices"),
+            self.assertRaisesRegex(UserError, words),
+        ):
+            if kind == "groups":
+                grouped.run(build, a, torch.zeros(3, 0, 24), offsets=ENDS)
+            else:
+                gemm.run(build, a, torch.zeros(0, 24))
+
     def test_fp8_dtype(self):
         arg = TensorArg("a", E4M3, ("m", "k"), 1, divisibility=16)
         self.assertIs(gemm.torch_dtype(arg), torch.float8_e4m3fn)
@@ -165,6 +184,7 @@ class TestGroups(TestCase):
 
 
 instantiate_parametrized_tests(TestFit)
+instantiate_parametrized_tests(TestDevices)
 instantiate_parametrized_tests(TestGroups)
 
 if __name__ == "__main__":

@@ -83,8 +83,7 @@ def run(
         sizes = {"m": m, "n": n, "ctas": 0}
         return tuple(out) if out is not None else allocate(build, sizes, a.device)
     if a.shape[1] == 0 and all(x.shape[0] == 0 for x in bs):
-        if build.problem.block_scaled:
-            raise UserError("a GEMM with block scales needs a K of at least one block")
+        check_padding(build)
         # An empty sum is 0, which a K of zeros gives too.
         a = a.new_zeros(m, K_PADDING)
         bs = tuple(x.new_zeros(n, K_PADDING).t() for x in bs)
@@ -172,6 +171,12 @@ def arrange(
     ]
     function = load_kernel(build.source)
     return Launch(function, (*tensors, num_ctas), results)
+
+
+def check_padding(build: KernelBuild) -> None:
+    """May columns of zeros stand for an empty K? Their scales would be missing."""
+    if build.problem.block_scaled:
+        raise UserError("a GEMM with block scales needs a K of at least one block")
 
 
 def check_devices(build: KernelBuild, tensors: Sequence[torch.Tensor]) -> None:

@@ -65,6 +65,7 @@ def run(
     if 0 in (sizes["m"], sizes["n"], sizes["g"]):
         return tuple(out) if out is not None else gemm.allocate(build, sizes, a.device)
     if a.shape[-1] == 0 and b.shape[-2] == 0:
+        gemm.check_padding(build)
         # An empty sum is 0, which a K of zeros gives too.
         a = a.new_zeros(*a.shape[:-1], gemm.K_PADDING)
         b = b.new_zeros(*b.shape[:-2], b.shape[-1], gemm.K_PADDING).mT
