@@ -27,7 +27,7 @@ TORCH_VERSIONS = ("2.11", "2.14")
 TORCH_TESTED = {
     "2.11": "tests on an H200",
     "2.12": "Inductor's tests without a GPU",
-    "2.13": "sources read, never run",
+    "2.13": "Inductor's tests without a GPU",
     "2.14": "tests without a GPU",
 }
 """What stands behind each supported version; whoever runs more, says so here."""
