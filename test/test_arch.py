@@ -19,7 +19,7 @@ from torch_cute_backend.arch import (
     arch_for_capability,
     arch_spec,
 )
-from torch_cute_backend.arch.sm100 import tmem_columns
+from torch_cute_backend.arch.sm100 import scale_columns, tmem_columns
 from torch_cute_backend.dtypes import FLOAT32
 from torch_cute_backend.errors import UserError
 from torch_cute_backend.schedule import GemmSchedule
@@ -79,7 +79,24 @@ class TestArithmetic(TestCase):
     )
     def test_tensor_memory_columns(self, tile_m, tile_n, stages, columns):
         s = GemmSchedule(tile_m, tile_n, 128, 2, acc_stages=stages)
-        self.assertEqual(tmem_columns(s), columns)
+        self.assertEqual(tmem_columns(fp8(), s), columns)
+
+    @parametrize(
+        "tile_n,tile_k,stages,scales,columns",
+        [
+            (128, 128, 1, (4, 4), 256),
+            (128, 128, 2, (4, 4), 512),
+            (256, 128, 1, (4, 8), 512),
+            (256, 256, 1, (8, 16), 512),
+            (256, 128, 2, (4, 8), 1024),
+        ],
+    )
+    def test_scales_come_behind(self, tile_n, tile_k, stages, scales, columns):
+        """Four columns for 128 rows of four blocks of K, of A and of B."""
+        s = GemmSchedule(128, tile_n, tile_k, 2, acc_stages=stages)
+        self.assertEqual(scale_columns(fp8(scaling="mxfp8"), s), scales)
+        self.assertEqual(tmem_columns(fp8(scaling="mxfp8"), s), columns)
+        self.assertEqual(scale_columns(fp8(), s), (0, 0))
 
     @parametrize("warpgroups", [1, 2])
     def test_threads_of_sm90(self, warpgroups):
