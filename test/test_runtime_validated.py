@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import torch
-from build_helper import grouped
+from build_helper import fp8, grouped
 from grouped_reference import grouped_product
 from torch.testing._internal.common_utils import (
     TestCase,
@@ -99,6 +99,15 @@ class TestUsable(TestCase):
         self.assertIn("validated on NVIDIA H200", validated.describe(kinds[0]))
         self.assertEqual(validated.describe(kinds[1]), "never run on hardware")
         self.assertEqual(str(kinds[1]), f"{kinds[0]}, in turns")
+
+    def test_low_tiles_are_a_class_of_their_own(self):
+        kinds = [
+            KernelClass.of(fp8(8), GemmSchedule(tile_m, 32, 128, 6), SM90)
+            for tile_m in (64, 8)
+        ]
+        self.assertIn("validated on NVIDIA H200", validated.describe(kinds[0]))
+        self.assertEqual(validated.describe(kinds[1]), "never run on hardware")
+        self.assertEqual(str(kinds[1]), f"{kinds[0]}, low tiles")
 
     def test_a_record_for_another_gpu_does_not_count(self):
         row = Validation(KERNELS, "Another GPU", "0123abc", "test/gpu", "2026-11-30")

@@ -50,7 +50,8 @@ def test_problem(request: dict[str, Any]) -> tuple[GemmProblem, GemmSchedule]:
     tail = SCALE_BLOCK if kind.block_scaled else step
     problem = replace(
         kind,
-        m=3 * rows - step,
+        # M is no contiguous extent unless A is M-major, so low tiles get a tail too.
+        m=3 * rows - (step if kind.a_major is Major.MN else 1),
         n=3 * cols - step,
         k=schedule.tile_k * (schedule.ab_stages + 1) + tail,
         epilogue=EpilogueGraph.linear(BFLOAT16, scale_a, scale_b),
