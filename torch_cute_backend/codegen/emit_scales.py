@@ -29,8 +29,7 @@ class ScaleEmitter(Sm100SetupEmitter):
 
     @emits(sync.AllocateShared)
     def allocate_shared(self, s: sync.AllocateShared) -> None:
-        scales = tuple(b for b in s.buffers if _holds_scales(b))
-        others = tuple(b for b in s.buffers if b not in scales)
+        scales, others = _split(s.buffers)
         super().allocate_shared(replace(s, buffers=others))
         for b in scales:
             layout = names.smem_layout(b)
@@ -38,8 +37,7 @@ class ScaleEmitter(Sm100SetupEmitter):
 
     @emits(sync.PartitionTma)
     def partition_tma(self, s: sync.PartitionTma) -> None:
-        scales = tuple(b for b in s.buffers if _holds_scales(b))
-        others = tuple(b for b in s.buffers if b not in scales)
+        scales, others = _split(s.buffers)
         super().partition_tma(replace(s, buffers=others))
         for b in scales:
             self._scale_boxes(b)
@@ -146,5 +144,9 @@ def _snake(staged: Buffer) -> str:
     return names.smem_layout(staged).removesuffix("_smem_layout")
 
 
-def _holds_scales(buffer: Buffer) -> bool:
-    return buffer.dtype == E8M0.name
+def _split(
+    buffers: tuple[Buffer, ...],
+) -> tuple[tuple[Buffer, ...], tuple[Buffer, ...]]:
+    """Those that hold scales, and the others."""
+    scales = tuple(b for b in buffers if b.dtype == E8M0.name)
+    return scales, tuple(b for b in buffers if b not in scales)

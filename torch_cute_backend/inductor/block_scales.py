@@ -34,7 +34,6 @@ def let_through(stock: Callable[..., bool]) -> Callable[..., bool]:
     def fallback_node(node: torch.fx.Node, *args: Any, **kwargs: Any) -> bool:
         return not _served(node) and stock(node, *args, **kwargs)
 
-    fallback_node.torch_cute_stock = stock  # type: ignore[attr-defined]
     return fallback_node
 
 

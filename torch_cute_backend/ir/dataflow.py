@@ -199,10 +199,7 @@ class Mma(Stmt):
         if self.scales is not None:
             extra = (Read(self.scales, Proxy.ASYNC),)
         if self.padding is not None:
-            extra = (
-                *extra,
-                Read(self.padding, Proxy.ASYNC),
-            )
+            extra = (*extra, Read(self.padding, Proxy.ASYNC))
         if self.accumulator.space is Space.RMEM:
             extra = (*extra, Issue(Queue.WGMMA))
         if self.promote is not None:

@@ -49,6 +49,21 @@ def to_tiles(scales: torch.Tensor) -> torch.Tensor:
     return flat.view(torch.float8_e8m0fnu)
 
 
+def drawn(rows: int, k: int, generator: torch.Generator) -> torch.Tensor:
+    """Random powers of two, a half to two, for an operand of ``rows`` by ``k``, in
+    tiles."""
+    shape = (rows, -(-k // SCALE_BLOCK))
+    exponents = torch.randint(126, 129, shape, generator=generator)
+    return to_tiles(exponents.to(torch.uint8).view(torch.float8_e8m0fnu))
+
+
+def product(
+    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor
+) -> torch.Tensor:
+    """``A @ B.T`` of an (M, K) and an (N, K) matrix, each with its tiles of scales."""
+    return (a * from_tiles(scale_a, *a.shape)) @ (b * from_tiles(scale_b, *b.shape)).T
+
+
 def from_tiles(tiles: torch.Tensor, rows: int, k: int) -> torch.Tensor:
     """The fp32 scale of each element of an operand of ``rows`` by ``k``; inverse of
     :func:`to_tiles` but for the padding.

@@ -95,8 +95,9 @@ def operands(
     exact = a @ b
     scales = []
     if problem.block_scaled:
-        tiles, factors = _block_scales(problem, generator)
-        exact = (a * factors[0]) @ (b * factors[1].t())
+        sizes = (problem.m, problem.n)
+        tiles = [block_scales.drawn(rows, problem.k, generator) for rows in sizes]
+        exact = block_scales.product(a, b.T, *tiles)
         scales += [t.to(place) for t in tiles]
     for entry in problem.epilogue.inputs:
         size = {"row": problem.m, "col": problem.n}.get(entry.kind.value, 1)
@@ -109,23 +110,6 @@ def operands(
     a = _major(a, problem.a_major, Major.K).to(a_type)
     b = _major(b, problem.b_major, Major.MN).to(b_type)
     return [a.to(place), b.to(place), *scales], exact.to(torch.bfloat16).to(place)
-
-
-def _block_scales(
-    problem: GemmProblem, generator: torch.Generator
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Powers of two for A and B in tiles, and for each of their elements."""
-    import torch
-
-    tiles = []
-    for rows in (problem.m, problem.n):
-        shape = (rows, problem.k // SCALE_BLOCK)
-        exponents = torch.randint(126, 129, shape, generator=generator)
-        scales = exponents.to(torch.uint8).view(torch.float8_e8m0fnu)
-        tiles.append(block_scales.to_tiles(scales))
-    sizes = (problem.m, problem.n)
-    pairs = zip(tiles, sizes, strict=True)
-    return tiles, [block_scales.from_tiles(t, rows, problem.k) for t, rows in pairs]
 
 
 def _major(matrix: torch.Tensor, major: Major, row_major: Major) -> torch.Tensor:

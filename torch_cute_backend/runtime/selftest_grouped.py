@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from torch_cute_backend.problem import SCALE_BLOCK, GemmProblem, Grouping, Major
+from torch_cute_backend.problem import GemmProblem, Grouping, Major
 from torch_cute_backend.runtime import block_scales
 from torch_cute_backend.schedule import GemmSchedule
 
@@ -127,18 +127,10 @@ def _block_scaled_part(
     shape: tuple[int, int, int], scaled: bool, generator: torch.Generator
 ) -> tuple[torch.Tensor, ...]:
     """As :func:`_part`, with a power of two for each block of K, in tiles."""
-    import torch
-
     m, n, k = shape
     a, b, *_ = _part(shape, scaled, generator)
-    tiles, factors = [], []
-    for rows in (m, n):
-        blocks = (rows, -(-k // SCALE_BLOCK))
-        exponents = torch.randint(126, 129, blocks, generator=generator)
-        scales = exponents.to(torch.uint8).view(torch.float8_e8m0fnu)
-        tiles.append(block_scales.to_tiles(scales))
-        factors.append(block_scales.from_tiles(tiles[-1], rows, k))
-    return a, b, (a * factors[0]) @ (b * factors[1]).T, *tiles
+    tiles = [block_scales.drawn(rows, k, generator) for rows in (m, n)]
+    return a, b, block_scales.product(a, b, *tiles), *tiles
 
 
 def _join(parts: Sequence[torch.Tensor], how: str, rest: bool) -> torch.Tensor:

@@ -15,7 +15,6 @@ from torch_cute_backend.build import KernelBuild
 from torch_cute_backend.codegen.shapes import Shape, shapes_of
 from torch_cute_backend.epilogue.graph import InputKind
 from torch_cute_backend.problem import (
-    SCALE_BLOCK,
     SCALE_NAMES,
     GemmProblem,
     Grouping,
@@ -116,12 +115,9 @@ def _block_scales(
 ) -> dict[str, torch.Tensor]:
     """Scales of A, each group's padded by itself, and of B, one row a group; NaN where
     no group has any."""
-    blocks = -(-problem.k // SCALE_BLOCK)
 
     def tiles(rows: int) -> torch.Tensor:
-        exponents = torch.randint(126, 129, (rows, blocks), generator=gen)
-        scales = exponents.to(torch.uint8).view(torch.float8_e8m0fnu)
-        return block_scales.to_tiles(scales).view(torch.uint8)
+        return block_scales.drawn(rows, problem.k, gen).view(torch.uint8)
 
     beyond = torch.full((scale_count(1, problem.k),), 255, dtype=torch.uint8)
     a = torch.cat([*(tiles(stop - start) for start, stop in ranges), beyond])
